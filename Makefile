@@ -1,0 +1,55 @@
+# `make run` starts the daemon, `make test` runs every test; both set up what they need in .venv first.
+# PYTHON names the interpreter (3.11 or later) that .venv is made from.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+BIN := .venv/bin
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+.venv/.daemon: setup.cfg pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Sidegate needs Python 3.11 or later; name one with make PYTHON=..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[daemon]'
+	@touch $@
+
+.venv/.dev: .venv/.daemon
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[daemon,dev]'
+	@touch $@
+
+.PHONY: run
+run: .venv/.daemon ## start the daemon (main job); Ctrl-C stops it
+	@echo "In another terminal, try:  $(BIN)/sidegate hit requests_per_sec account:123 --limit 100 --per 1s"
+	@exec $(BIN)/sidegate serve
+
+.PHONY: test
+test: .venv/.dev ## run every test
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+.PHONY: check
+check: .venv/.dev ## lint, types and import walls
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --config setup.cfg
+
+.PHONY: bench
+bench: .venv/.dev ## measure against the targets (about two minutes, an idle machine)
+	$(BIN)/python -m benchmarks
+
+.PHONY: fuzz
+fuzz: .venv/.dev ## malformed input for ten minutes (SECONDS_TO_FUZZ=600)
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS_TO_FUZZ),600)
+
+.PHONY: format
+format: .venv/.dev ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: clean
+clean: ## remove what make made
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,258 @@
+"""The `sidegate` command: its words, its output, its exit status.
+
+Decides how a person or a script asks; what is asked goes through the client, as any application's call does.
+Exit status of `hit` and `peek`: 0 admitted, 1 refused, 2 an error; of the others 0, or 2 for an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sidecar.client import DEFAULT_TIMEOUT, Client
+from sidecar.errors import SidegateError
+from sidecar.limit import Limit
+from sidecar.messages import Decision, Status
+
+_ERROR = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except SidegateError as error:
+        print(f"sidegate: {error}", file=sys.stderr)
+        return _ERROR
+    except BrokenPipeError:
+        # The reader of our output (head, say) has gone; Python would complain once more at exit.
+        sys.stdout = open("/dev/null", "w")  # noqa: SIM115
+        return _ERROR
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sidegate", description="A rate limiter that rides beside Python workers.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    serve = commands.add_parser("serve", help="run the daemon", description="Run the daemon in the foreground.")
+    _add_settings(serve)
+    serve.set_defaults(run=_serve)
+
+    config = commands.add_parser(
+        "config",
+        help="show the effective settings",
+        description="Show the effective settings and where each came from.",
+    )
+    _add_settings(config)
+    config.add_argument("--json", action="store_true", help="print JSON")
+    config.set_defaults(run=_config)
+
+    hit = commands.add_parser(
+        "hit", help="ask for tokens", description="Ask for tokens of a limit. Exit 0 admitted, 1 refused, 2 error."
+    )
+    _add_limit(hit)
+    hit.add_argument(
+        "--hits", type=int, default=1, metavar="N", help="tokens asked for; negative gives back (default 1)"
+    )
+    hit.set_defaults(run=_hit)
+
+    peek = commands.add_parser(
+        "peek", help="see what is left", description="See what is left of a limit, consuming nothing."
+    )
+    _add_limit(peek)
+    peek.set_defaults(run=_hit, hits=0)
+
+    reset = commands.add_parser(
+        "reset", help="forget a bucket", description="Forget the bucket of a limit's name and a key."
+    )
+    reset.add_argument("name", metavar="NAME", help="the limit's name")
+    reset.add_argument("key", metavar="KEY", help="who is limited")
+    _add_connection(reset)
+    reset.set_defaults(run=_reset)
+
+    ping = commands.add_parser(
+        "ping", help="see whether the daemon answers", description="Print the name of the node that answers."
+    )
+    _add_connection(ping)
+    ping.set_defaults(run=_ping)
+
+    info = commands.add_parser(
+        "info", help="what the daemon says of itself", description="Version, node, uptime and counters."
+    )
+    _add_connection(info)
+    info.set_defaults(run=_info)
+
+    clock = commands.add_parser(
+        "clock",
+        help="move a manual clock",
+        description="Move the clock of a daemon started with --clock manual:<epoch ms>.",
+    )
+    clock.add_argument(
+        "how", choices=("advance", "set"), help="advance by MS, or set to MS since the epoch (also back)"
+    )
+    clock.add_argument("ms", type=int, metavar="MS", help="milliseconds")
+    _add_connection(clock)
+    clock.set_defaults(run=_clock)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    from sidecar.config import SETTINGS, shown
+
+    parser.add_argument("--config", metavar="FILE", help="a TOML file of settings (also SIDEGATE_CONFIG)")
+    for setting in SETTINGS:
+        unit, default = setting.metadata["unit"], setting.default
+        text = setting.metadata["effect"] + (f" [{unit}]" if unit else "")
+        if isinstance(default, str | int):
+            text += f" (default {shown(setting, default) or 'none'})"
+        parser.add_argument(
+            "--" + setting.name.replace("_", "-"),
+            metavar=setting.name.rpartition("_")[2].upper(),
+            help=f"{text}; SIDEGATE_{setting.name.upper()}".replace("%", "%%"),
+        )
+
+
+def _add_connection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--socket", metavar="PATH", help="the daemon's socket (default: found as the daemon finds it)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=DEFAULT_TIMEOUT * 10,
+        metavar="S",
+        help="seconds for the whole call (default 1)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_limit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the limit's name, such as requests_per_sec")
+    parser.add_argument("key", metavar="KEY", help="who is limited, such as account:123")
+    parser.add_argument("--limit", type=int, required=True, metavar="N", help="tokens per window")
+    parser.add_argument(
+        "--per",
+        required=True,
+        metavar="WINDOW",
+        help='the window: ms, "250ms", "1s", "5m", "12h", "1d" or "calendar month"',
+    )
+    parser.add_argument(
+        "--algorithm", choices=("token", "leaky"), default="token", help="how it counts (default token)"
+    )
+    parser.add_argument(
+        "--burst", type=int, default=0, metavar="N", help="a leaky bucket's capacity; 0, the default, means the limit"
+    )
+    _add_connection(parser)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    config, _ = _load(options)
+    if config is None:
+        return _ERROR
+    try:
+        from sidecar.daemon import serve
+    except ModuleNotFoundError as error:
+        print(f"sidegate: the daemon needs {error.name}: pip install 'sidegate[daemon]'", file=sys.stderr)
+        return _ERROR
+    return serve(config)
+
+
+def _config(options: argparse.Namespace) -> int:
+    from sidecar.config import SETTINGS, shown
+
+    config, sources = _load(options)
+    if config is None:
+        return _ERROR
+    rows = [
+        (setting.name, shown(setting, getattr(config, setting.name)), sources[setting.name]) for setting in SETTINGS
+    ]
+    if options.json:
+        print(json.dumps({name: {"value": value, "source": source} for name, value, source in rows}, indent=2))
+    else:
+        for name, value, source in rows:
+            print(f"{name:<16}{value:<44}{source}")
+    return 0
+
+
+def _load(options: argparse.Namespace) -> tuple[Any, dict[str, str]]:
+    from sidecar.config import SETTINGS, ConfigError, load
+
+    try:
+        return load({setting.name: getattr(options, setting.name) for setting in SETTINGS}, file=options.config)
+    except ConfigError as error:
+        print(f"sidegate: {error}", file=sys.stderr)
+        return None, {}
+
+
+def _client(options: argparse.Namespace) -> Client:
+    return Client(options.socket, timeout=options.timeout)
+
+
+def _hit(options: argparse.Namespace) -> int:
+    per = int(options.per) if options.per.isdigit() else options.per
+    limit = Limit(options.name, options.limit, per, algorithm=options.algorithm, burst=options.burst)
+    with _client(options) as client:
+        (decision,) = client.check([limit.request(options.key, options.hits)])
+    if options.json:
+        print(json.dumps(_plain(decision)))
+    else:
+        print(_told(decision))
+    return _ERROR if decision.status == Status.ERROR else int(not decision.allowed)
+
+
+def _plain(decision: Decision) -> dict[str, object]:
+    return {
+        "allowed": decision.allowed,
+        **{name: getattr(decision, name) for name in decision.__slots__},
+        "status": decision.status.name,
+    }
+
+
+def _told(decision: Decision) -> str:
+    if decision.error:
+        return f"{decision.status.name}: {decision.error}"
+    text = f"{decision.status.name}  {decision.remaining} of {decision.limit} left, reset at {decision.reset_time}"
+    return text if decision.allowed else f"{text}, retry after {decision.retry_after} ms"
+
+
+def _reset(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        existed = client.reset(options.name, options.key)
+    print(json.dumps({"existed": existed}) if options.json else "forgotten" if existed else "there was no such bucket")
+    return 0
+
+
+def _ping(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        node = client.ping()
+    print(json.dumps({"node": node}) if options.json else node)
+    return 0
+
+
+def _info(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        info = client.info()
+    if options.json:
+        print(json.dumps(info, indent=2))
+    else:
+        for name, value in _flat(info):
+            print(f"{name:<32}{value}")
+    return 0
+
+
+def _flat(info: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    for name, value in info.items():
+        rows += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
+    return rows
+
+
+def _clock(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        now = client.advance_clock(options.ms) if options.how == "advance" else client.set_clock(options.ms)
+    print(json.dumps({"now": now}) if options.json else now)
+    return 0

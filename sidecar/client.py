@@ -1,0 +1,218 @@
+"""How a process asks: one call, one answer, one deadline, from any thread and after any fork.
+
+Decides what a failure becomes (`on_error`).  Knows no socket (connection.py) and no arithmetic.  Importing
+it costs little more than msgpack; sockets and threads are loaded, and anything opened, at the first call.
+"""
+
+from __future__ import annotations
+
+from os import getpid
+
+from sidecar.address import socket_path
+from sidecar.errors import (
+    DaemonTimeout,
+    DaemonUnreachable,
+    InvalidRequest,
+    ProtocolError,
+    RequestRefused,
+    SidegateError,
+)
+from sidecar.messages import Decision, Status, count_fault, int_fault, text_fault
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+    from typing import Any
+
+    from sidecar.connection import Pool
+    from sidecar.limit import Limit
+    from sidecar.messages import RateLimit
+
+DEFAULT_TIMEOUT = 0.1
+DEFAULT_MAX_CONNECTIONS = 16
+
+_CHECK, _RESET, _PING, _INFO, _CLOCK = 1, 2, 3, 4, 5
+_STATUS = (Status.UNDER_LIMIT, Status.OVER_LIMIT, Status.ERROR)
+_POLICIES = ("raise", "allow", "deny")
+_AWAY = (DaemonUnreachable, DaemonTimeout, ProtocolError)
+
+
+class Client:
+    """Asks the daemon of this host.
+
+    address: a path or `unix:///path`, which may end in `?timeout=0.05&on_error=allow&max_connections=4`;
+        None finds the socket by the daemon's own rule (see docs/client.md).
+    on_error: what a call answers when the daemon gives no answer: "raise" a SidegateError, or a made-up
+        decision that says `degraded`: "allow" or "deny".  Mistakes of the caller always raise.
+    timeout: seconds for one whole call, connecting included.
+    max_connections: the most connections a process keeps; further threads wait for one, within the time-out.
+
+    Threads may share one client, and so may the two sides of a fork.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        on_error: str | None = None,
+        timeout: float | None = None,
+        max_connections: int | None = None,
+    ) -> None:
+        path, options = _parse_address(address)
+        self._path = path or socket_path()
+        self._on_error = on_error or options.get("on_error", "raise")
+        self._timeout = _positive("timeout", options.get("timeout", DEFAULT_TIMEOUT) if timeout is None else timeout)
+        size = options.get("max_connections", DEFAULT_MAX_CONNECTIONS) if max_connections is None else max_connections
+        self._size = int(_positive("max_connections", size))
+        if self._on_error not in _POLICIES:
+            raise InvalidRequest(f"on_error is one of {', '.join(_POLICIES)}, not {self._on_error!r}")
+        self._pool: Pool | None = None
+
+    def hit(self, limit: Limit, key: str, hits: int = 1) -> Decision:
+        """Ask for `hits` tokens (>= 0) of `limit` for `key`.
+
+        Raises InvalidRequest for a bad key or number, and as `on_error` says when there is no answer.
+        """
+        if hits < 0:
+            raise InvalidRequest("hits cannot be negative; use refund")
+        return self._one(limit.request(key, hits))
+
+    def peek(self, limit: Limit, key: str) -> Decision:
+        """What is left, consuming nothing."""
+        return self._one(limit.request(key, 0))
+
+    def refund(self, limit: Limit, key: str, hits: int = 1) -> Decision:
+        """Give `hits` tokens (>= 1) back."""
+        if hits < 1:
+            raise InvalidRequest("a refund gives at least one hit back")
+        return self._one(limit.request(key, -hits))
+
+    def reset(self, limit: Limit | str, key: str) -> bool:
+        """Forget the bucket of `limit` (or of the limit so named) for `key`; whether there was one.
+
+        Raises SidegateError whatever `on_error` says: there is no decision to make up.
+        """
+        name = limit if isinstance(limit, str) else limit.name
+        why = text_fault("name", name) or text_fault("unique_key", key)
+        if why:
+            raise InvalidRequest(why)
+        return bool(self._ask(_RESET, (name, key)))
+
+    def check(self, requests: Iterable[RateLimit]) -> list[Decision]:
+        """Ask for 1 to 1,000 requests in one frame; their decisions in the same order.
+
+        A request that failed by itself has status ERROR in its place; the others stand.
+        """
+        batch = list(requests)
+        why = count_fault(len(batch))
+        if why:
+            raise InvalidRequest(why)
+        try:
+            node, answers = self._ask(_CHECK, [request.wire() for request in batch])
+        except _AWAY as error:
+            return [self._made_up(request, error) for request in batch]
+        return [_decision(answer, node) for answer in answers]
+
+    def ping(self) -> str:
+        """The daemon's node name; raises SidegateError if it does not answer."""
+        return str(self._ask(_PING, None))
+
+    def info(self) -> dict[str, Any]:
+        """What the daemon says of itself: version, node, uptime_ms, clock, counters."""
+        return dict(self._ask(_INFO, None))
+
+    def advance_clock(self, ms: int) -> int:
+        """Move a manual clock forward by `ms` >= 0; the new epoch ms.  Raises RequestRefused on a real clock."""
+        return self._move_clock(1, ms)
+
+    def set_clock(self, epoch_ms: int) -> int:
+        """Set a manual clock, also back; the new epoch ms.  Raises RequestRefused on a real clock."""
+        return self._move_clock(0, epoch_ms)
+
+    def close(self) -> None:
+        """Close the connections; a later call opens new ones."""
+        pool, self._pool = self._pool, None
+        if pool is not None and pool.pid == getpid():
+            pool.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _move_clock(self, how: int, ms: int) -> int:
+        why = int_fault("ms", ms)
+        if why:
+            raise InvalidRequest(why)
+        return int(self._ask(_CLOCK, (how, ms)))
+
+    def _one(self, request: RateLimit) -> Decision:
+        try:
+            node, answers = self._ask(_CHECK, (request.wire(),))
+        except _AWAY as error:
+            return self._made_up(request, error)
+        decision = _decision(answers[0], node)
+        if decision.error:
+            return self._made_up(request, RequestRefused(decision.error))
+        return decision
+
+    def _ask(self, op: int, payload: object) -> Any:
+        pool = self._pool
+        # Compared on every call, since not every server that forks runs Python's fork hooks.
+        if pool is None or pool.pid != getpid():
+            pool = self._new_pool(pool)
+        return pool.ask(op, payload)
+
+    def _new_pool(self, old: Pool | None) -> Pool:
+        from sidecar.connection import Pool
+
+        if old is not None:
+            old.abandon()
+        self._pool = pool = Pool(self._path, self._timeout, self._size)
+        return pool
+
+    def _made_up(self, request: RateLimit, error: SidegateError) -> Decision:
+        if self._on_error == "raise":
+            raise error
+        status = Status.UNDER_LIMIT if self._on_error == "allow" else Status.OVER_LIMIT
+        return Decision(status, request.limit, degraded=True, error=str(error))
+
+
+def _decision(answer: Any, node: str) -> Decision:
+    if len(answer) == 5:
+        return Decision(_STATUS[answer[0]], answer[1], answer[2], answer[3], answer[4], node)
+    status, limit, remaining, reset_time, retry_after, owner, degraded, error = answer
+    return Decision(
+        _STATUS[status], limit, remaining, reset_time, retry_after, node if owner is None else owner, degraded, error
+    )
+
+
+def _parse_address(address: str | None) -> tuple[str, dict[str, str]]:
+    if not address:
+        return "", {}
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        return address, {}
+    if scheme != "unix":
+        raise InvalidRequest(f"an address is a path or unix:///path, not {address!r}")
+    path, _, query = rest.partition("?")
+    options = dict(part.partition("=")[::2] for part in query.split("&") if part)
+    unknown = set(options) - {"timeout", "on_error", "max_connections"}
+    if unknown or not path.startswith("/"):
+        what = f"unknown option {min(unknown)!r}" if unknown else "the path is not absolute"
+        raise InvalidRequest(f"{what} in {address!r}")
+    return path, options
+
+
+def _positive(name: str, value: object) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = 0.0
+    if not 0 < number < 1e9:
+        raise InvalidRequest(f"{name} is a number above 0, not {value!r}")
+    return number

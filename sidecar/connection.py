@@ -1,0 +1,275 @@
+"""How bytes reach the daemon from an application: a bounded pool of connections, and a circuit before it.
+
+Decides when a connection is opened, reused or thrown away, and when the daemon is not even asked.  Knows
+no limit and no decision; loaded at a client's first call, so that importing the client stays cheap.
+
+A connection belongs to one thread at a time and to one process for ever: whatever interrupts a call
+(a time-out, an exception from a signal handler) closes it, so no one can read another's answer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from errno import EAGAIN
+from time import monotonic, sleep
+from typing import Any
+
+from sidecar.errors import DaemonTimeout, DaemonUnreachable, ProtocolError, RequestRefused
+from sidecar.wire import BadFrame, Frames, Outcome, open_answer, pack_request
+
+_READ = 16_384
+_MAX_ANSWER = 64 << 20
+"""Bytes of an answer's body a client takes: far more than 1,000 decisions need."""
+_SLACK = 0.05
+"""How far (as a part of the time-out) a socket's armed time-out may differ from what is left of a call:
+re-arming costs a system call, which the usual call need not pay."""
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 1.0
+_TIMEOUTS_TO_OPEN = 3
+
+
+class Connection:
+    """One stream to the daemon."""
+
+    def __init__(self, path: str, timeout: float, deadline: float) -> None:
+        self._path = path
+        self._timeout = timeout
+        self._frames = Frames(_MAX_ANSWER)
+        self._request_id = 0
+        self.used = False
+        self._socket = _connect(path, deadline)
+        self._armed = -1.0
+
+    def close(self) -> None:
+        """Close this process's end; a forked parent's end lives on."""
+        self._socket.close()
+
+    def ask(self, op: int, payload: object, deadline: float) -> Any:
+        """One operation's answer; the caller closes this connection on any exception but RequestRefused.
+
+        Raises StaleConnection when nothing could be sent because the daemon had closed the stream,
+        DaemonTimeout, DaemonUnreachable, ProtocolError, RequestRefused.
+        """
+        self._request_id += 1
+        left = self._arm(deadline)
+        self._send(pack_request(self._request_id, op, payload, max(1, int(left * 1000))))
+        self.used = True
+        while True:
+            self._arm(deadline)
+            try:
+                data = self._socket.recv(_READ)
+            except TimeoutError:
+                raise DaemonTimeout(f"no answer from {self._path} in time") from None
+            except OSError as error:
+                raise DaemonUnreachable(f"connection to {self._path} was lost: {error}") from error
+            if not data:
+                raise DaemonUnreachable(f"the daemon at {self._path} closed the connection")
+            try:
+                for body in self._frames.feed(data):
+                    request_id, outcome, answer = open_answer(body)
+                    if outcome == Outcome.FATAL:
+                        raise _fatal(request_id, answer)
+                    if request_id == self._request_id:
+                        if outcome == Outcome.REFUSED:
+                            raise RequestRefused(answer)
+                        return answer
+                    if request_id:
+                        raise ProtocolError(f"an answer to {request_id} came instead of {self._request_id}")
+                    # Id 0: something the daemon says unasked; this release knows none and goes on.
+            except BadFrame as error:
+                raise ProtocolError(f"the daemon at {self._path} sent {error.why}") from error
+
+    def _arm(self, deadline: float) -> float:
+        left = deadline - monotonic()
+        if left <= 0:
+            raise DaemonTimeout(f"no answer from {self._path} in time")
+        if abs(left - self._armed) > self._timeout * _SLACK:
+            self._socket.settimeout(left)
+            self._armed = left
+        return left
+
+    def _send(self, data: bytes) -> None:
+        sent = 0
+        try:
+            sent = self._socket.send(data)
+            if sent < len(data):
+                self._socket.sendall(memoryview(data)[sent:])
+        except TimeoutError:
+            raise DaemonTimeout(f"the daemon at {self._path} took no more bytes in time") from None
+        except (BrokenPipeError, ConnectionResetError) as error:
+            # A Unix socket whose peer has gone refuses the first byte, so it may be asked anew elsewhere.
+            if self.used and not sent:
+                raise StaleConnection from error
+            # Otherwise the daemon hung up on these bytes; its reason, if it gave one, is there to be read.
+        except OSError as error:
+            raise DaemonUnreachable(f"connection to {self._path} was lost: {error}") from error
+
+
+class StaleConnection(Exception):
+    """A pooled connection that the daemon had closed; nothing was sent on it."""
+
+
+def _fatal(request_id: int, why: object) -> Exception:
+    if request_id:
+        return ProtocolError(f"the daemon could not read the request: {why}")
+    return DaemonUnreachable(f"the daemon closed the connection: {why}")
+
+
+def _connect(path: str, deadline: float) -> socket.socket:
+    pause = 0.001
+    while True:
+        left = deadline - monotonic()
+        if left <= 0:
+            raise DaemonTimeout(f"the daemon at {path} accepted no connection in time")
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            stream.settimeout(left)
+            stream.connect(path)
+            return stream
+        except BaseException as error:
+            stream.close()
+            if isinstance(error, TimeoutError):
+                continue
+            if not isinstance(error, OSError):
+                raise
+            if error.errno != EAGAIN:
+                raise DaemonUnreachable(f"no daemon at {path}: {error.strerror or error}") from error
+        # A full backlog: Linux refuses at once instead of waiting.
+        sleep(min(pause, max(0.0, deadline - monotonic())))
+        pause = min(pause * 2, 0.02)
+
+
+class Circuit:
+    """Whether to ask at all: after a daemon was found away, most calls fail at once, one a pause probes."""
+
+    def __init__(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._open_until = 0.0
+        self._pause = _FIRST_PAUSE
+        self._failures = 0
+        self._cause = ""
+
+    def admit(self) -> None:
+        """Raises DaemonUnreachable while open; lets one call through when the pause is over."""
+        if self._open_until:
+            now = monotonic()
+            if now < self._open_until:
+                raise DaemonUnreachable(f"not asked, since the daemon is away: {self._cause}")
+            self._open_until = now + self._pause
+
+    def succeeded(self) -> None:
+        """The daemon answered."""
+        if self._failures:
+            self._close()
+
+    def failed(self, error: Exception) -> None:
+        """A daemon that is not there opens the circuit at once; a slow one after three calls in a row."""
+        self._failures += 1
+        if self._open_until:
+            self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+        elif isinstance(error, DaemonTimeout) and self._failures < _TIMEOUTS_TO_OPEN:
+            return
+        self._cause = str(error)
+        self._open_until = monotonic() + self._pause
+
+
+class Pool:
+    """The connections of one process, at most `size`, the last used first."""
+
+    def __init__(self, path: str, timeout: float, size: int) -> None:
+        self.pid = os.getpid()
+        self._path = path
+        self._timeout = timeout
+        self._size = size
+        self._idle: list[Connection] = []
+        self._all: set[Connection] = set()
+        self._waiting = 0
+        self._opening = 0
+        self._changed = threading.Condition()
+        self._circuit = Circuit()
+
+    def ask(self, op: int, payload: object) -> Any:
+        """One operation's answer within the time-out, connecting included; raises as Connection.ask does."""
+        self._circuit.admit()
+        deadline = monotonic() + self._timeout
+        try:
+            while True:
+                connection = self._take(deadline)
+                try:
+                    answer = connection.ask(op, payload, deadline)
+                except RequestRefused:
+                    self._give(connection)
+                    self._circuit.succeeded()
+                    raise
+                except StaleConnection:
+                    self._discard(connection)
+                    continue
+                except BaseException:
+                    self._discard(connection)
+                    raise
+                self._give(connection)
+                self._circuit.succeeded()
+                return answer
+        except (DaemonUnreachable, DaemonTimeout) as error:
+            self._circuit.failed(error)
+            raise
+
+    def close(self) -> None:
+        """Close every connection; those in use close when their call ends."""
+        with self._changed:
+            while self._idle:
+                self._discard_locked(self._idle.pop())
+
+    def abandon(self) -> None:
+        """In a forked child: close the child's copies of the parent's connections, and use none of them."""
+        for connection in self._all:
+            connection.close()
+
+    def _take(self, deadline: float) -> Connection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            pass
+        with self._changed:
+            self._waiting += 1
+            try:
+                while True:
+                    if self._idle:
+                        return self._idle.pop()
+                    if len(self._all) + self._opening < self._size:
+                        self._opening += 1
+                        break
+                    if not self._changed.wait(deadline - monotonic()):
+                        raise DaemonTimeout(f"all {self._size} connections to {self._path} stayed busy")
+            finally:
+                self._waiting -= 1
+        connection = None
+        try:
+            connection = Connection(self._path, self._timeout, deadline)
+        finally:
+            with self._changed:
+                self._opening -= 1
+                if connection is not None:
+                    self._all.add(connection)
+                else:
+                    self._changed.notify()
+        return connection
+
+    def _give(self, connection: Connection) -> None:
+        self._idle.append(connection)
+        if self._waiting:
+            with self._changed:
+                self._changed.notify()
+
+    def _discard(self, connection: Connection) -> None:
+        with self._changed:
+            self._discard_locked(connection)
+
+    def _discard_locked(self, connection: Connection) -> None:
+        connection.close()
+        self._all.discard(connection)
+        self._changed.notify()

@@ -1,0 +1,191 @@
+"""The daemon: rooms wired together, signals, housekeeping, drain.  The only file that knows everything.
+
+Decides the order of starting and stopping, and when housekeeping runs.  What any room does is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import uvloop
+
+from sidecar.calendar import Calendar
+from sidecar.clock import Clock, ManualClock, SystemClock
+from sidecar.config import Config, time_zone
+from sidecar.logs import Repeats, make_logger
+from sidecar.server import BACKLOG, Server
+from sidecar.service import Service
+from sidecar.socketfile import SocketFile, SocketUnavailable
+from sidecar.table import Table
+from sidecar.wire import VERSION
+
+_TICK = 0.1
+_TICKS_A_SECOND = 10
+_SWEEP_PASS = 60 * _TICKS_A_SECOND
+"""Ticks in which the whole table is swept once, while the bounds below allow."""
+_SWEEP_LEAST, _SWEEP_MOST = 100, 2_000
+_SPARE_DESCRIPTORS = 64
+_CLOCK_AHEAD_WORTH_TELLING = 1_000
+
+
+class Daemon:
+    """One running daemon.  `config` says all; nothing else is read."""
+
+    def __init__(self, config: Config, log: Any) -> None:
+        self._config = config
+        self._log = log
+        self._started = time.monotonic()
+        self._repeats = Repeats(log, time.monotonic)
+        self._clock: Clock = (
+            SystemClock() if config.clock == "system" else ManualClock(int(config.clock.partition(":")[2]))
+        )
+        self._table = Table(config.max_buckets, config.max_clock_skew, Calendar(time_zone(config.time_zone)))
+        self._service = Service(self._table, self._clock, config.node, self._facts)
+        self._server = Server(
+            self._service.answer,
+            self._clock.now,
+            self._repeats,
+            max_connections=config.max_connections,
+            max_frame=config.max_frame,
+            stall_timeout=config.stall_timeout / 1000,
+        )
+        self._ticks = 0
+        self._evicted = 0
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain; raises SocketUnavailable."""
+        config, log = self._config, self._log
+        self._raise_descriptor_limit()
+        socket_file = SocketFile(config.socket, config.socket_mode, config.socket_group, BACKLOG)
+        try:
+            stop = asyncio.Event()
+            self._catch_signals(stop, socket_file.remove)
+            await self._server.start(socket_file.socket)
+            keep_collector_off_the_table()
+            log.info(
+                "daemon_ready",
+                socket=config.socket,
+                node=config.node,
+                version=release(),
+                pid=os.getpid(),
+                max_buckets=config.max_buckets,
+                clock=config.clock,
+                time_zone=config.time_zone,
+            )
+            housekeeping = asyncio.create_task(self._keep_house())
+            await stop.wait()
+            log.info("daemon_draining", connections=len(self._server.connections), grace_ms=config.grace)
+            housekeeping.cancel()
+            # Removed before draining: from now on a client finds no daemon, rather than one that hangs up.
+            socket_file.remove()
+            await self._server.drain(config.grace / 1000)
+            log.info("daemon_stopped", **self._table.counters._asdict())
+        finally:
+            socket_file.remove()
+            socket_file.release()
+
+    def _facts(self) -> dict[str, object]:
+        server = self._server
+        return {
+            "version": release(),
+            "protocol": VERSION,
+            "uptime_ms": int((time.monotonic() - self._started) * 1000),
+            "pid": os.getpid(),
+            "max_buckets": self._config.max_buckets,
+            "connections": {
+                "open": len(server.connections),
+                "accepted": server.accepted,
+                "refused": server.refused,
+                "dropped": server.dropped,
+                "bad_frames": server.bad_frames,
+            },
+        }
+
+    async def _keep_house(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_TICK)
+            self._ticks += 1
+            if len(self._table):
+                share = len(self._table) // _SWEEP_PASS
+                self._table.sweep(self._clock.now(), min(max(share, _SWEEP_LEAST), _SWEEP_MOST))
+            if self._ticks % _TICKS_A_SECOND:
+                continue
+            ahead = self._clock.adjust()
+            if ahead > _CLOCK_AHEAD_WORTH_TELLING:
+                self._repeats("clock_set_back", ahead_ms=ahead)
+            self._server.drop_stalled(loop.time())
+            counters = self._table.counters
+            evicted = counters.evicted + counters.evicted_exhausted
+            if evicted > self._evicted:
+                self._repeats(
+                    "table_full",
+                    max_buckets=self._config.max_buckets,
+                    evicted=counters.evicted,
+                    evicted_exhausted=counters.evicted_exhausted,
+                )
+                self._evicted = evicted
+            self._repeats.flush()
+
+    def _raise_descriptor_limit(self) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = self._config.max_connections + _SPARE_DESCRIPTORS
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+            if allowed < wanted:
+                self._server.max_connections = max(1, allowed - _SPARE_DESCRIPTORS)
+                self._log.warning("descriptors_short", limit=allowed, max_connections=self._server.max_connections)
+
+    def _catch_signals(self, stop: asyncio.Event, remove_socket: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def caught(number: signal.Signals) -> None:
+            if stop.is_set():
+                remove_socket()
+                self._log.warning("daemon_cut_short", signal=number.name)
+                os._exit(128 + number)
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, caught, number)
+
+
+def serve(config: Config) -> int:
+    """Run a daemon to its end; the exit status."""
+    log = make_logger(config.log_level, config.log_format)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(Daemon(config, log).run())
+    except SocketUnavailable as error:
+        log.error("socket_unavailable", reason=str(error), socket=config.socket)
+        return 2
+    return 0
+
+
+def release() -> str:
+    """The installed release of Sidegate."""
+    try:
+        return version("sidegate")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def keep_collector_off_the_table() -> None:
+    """Let the cycle collector look at young objects only.
+
+    A full collection of a million buckets stops the loop for 130 ms and frees nothing: buckets die by
+    reference count.  What start-up made is frozen out of its sight.
+    """
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, 1 << 30)

@@ -1,0 +1,94 @@
+"""A limit as an application names it: "100 per second", said once and used for every key.
+
+Decides how a window may be written (`per="1s"`, a timedelta, ms, "calendar month").  Knows no connection
+and no key.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sidecar.errors import InvalidRequest
+from sidecar.messages import Algorithm, Behavior, RateLimit, _Value
+
+_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_INTERVALS = ("minute", "hour", "day", "week", "month", "year")
+_ALGORITHMS = {"token": Algorithm.TOKEN_BUCKET, "leaky": Algorithm.LEAKY_BUCKET}
+_HOW = 'a window is an int of ms, a timedelta, "<number><ms|s|m|h|d|w>" or "calendar <minute|hour|day|week|month|year>"'
+
+
+class Limit(_Value):
+    """A named limit.
+
+    name: 1 to 1,024 bytes of UTF-8, such as "requests_per_sec".
+    limit: tokens per window, >= 0.
+    per: the window: int ms, a timedelta (whole ms), "250ms", "1s", "5m", "12h", "1d", "2w", or
+        "calendar minute" to "calendar year", which follow the daemon's time zone.
+    algorithm: "token" (default), "leaky" or an Algorithm.
+    burst: a leaky bucket's capacity; 0 means `limit`.
+    behavior: Behavior bits; DURATION_IS_GREGORIAN is set by a calendar window.
+
+    Raises InvalidRequest (a ValueError) at once for anything else.
+    """
+
+    __slots__ = ("algorithm", "behavior", "burst", "duration", "limit", "name")
+
+    def __init__(
+        self,
+        name: str,
+        limit: int,
+        per: str | int | timedelta,
+        *,
+        algorithm: str | int = Algorithm.TOKEN_BUCKET,
+        burst: int = 0,
+        behavior: int = 0,
+    ) -> None:
+        duration, calendar = parse_window(per)
+        if isinstance(algorithm, str):
+            if algorithm not in _ALGORITHMS:
+                raise InvalidRequest(f'unknown algorithm {algorithm!r}; use "token" or "leaky"')
+            algorithm = _ALGORITHMS[algorithm]
+        if calendar:
+            behavior |= Behavior.DURATION_IS_GREGORIAN
+        # RateLimit holds the one check of these values; any key will do for it.
+        checked = RateLimit(name, "any", 0, limit, duration, algorithm, behavior, burst)
+        self.name = name
+        self.limit = limit
+        self.duration = duration
+        self.algorithm = checked.algorithm
+        self.behavior = checked.behavior
+        self.burst = burst
+
+    def request(self, unique_key: str, hits: int = 1) -> RateLimit:
+        """A request of this limit for one key; raises InvalidRequest."""
+        return RateLimit(
+            self.name, unique_key, hits, self.limit, self.duration, self.algorithm, self.behavior, self.burst
+        )
+
+
+def parse_window(per: str | int | timedelta) -> tuple[int, bool]:
+    """A window's (duration, whether it is the number of a calendar interval); raises InvalidRequest."""
+    if isinstance(per, timedelta):
+        whole, rest = divmod(per, timedelta(milliseconds=1))
+        if rest:
+            raise InvalidRequest(f"a window is whole milliseconds, not {per!r}")
+        return whole, False
+    if isinstance(per, str):
+        return _parse_text(per)
+    if isinstance(per, bool) or not isinstance(per, int):
+        raise InvalidRequest(f"{_HOW}, not {per!r}")
+    return per, False
+
+
+def _parse_text(per: str) -> tuple[int, bool]:
+    text = per.strip()
+    if text.startswith("calendar "):
+        interval = text.removeprefix("calendar ").strip()
+        if interval in _INTERVALS:
+            return _INTERVALS.index(interval), True
+    number = text.rstrip("mshdw")
+    unit = text[len(number) :]
+    number = number.strip()
+    if unit in _UNITS and number.isascii() and number.isdigit():
+        return int(number) * _UNITS[unit], False
+    raise InvalidRequest(f"{_HOW}, not {per!r}")

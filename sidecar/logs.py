@@ -1,0 +1,97 @@
+"""How the daemon speaks to its operators: one line an event, JSON on a pipe, readable on a terminal.
+
+Decides the form of a line and that repeated trouble becomes one line an interval with a count of what was
+held back.  Which events there are stands in docs/logs.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+import structlog
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class _Lines:
+    """Writes lines to a stream whose reader may have gone: that must not stop a rate limiter."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def msg(self, line: str) -> None:
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            pass
+
+    debug = info = warning = error = critical = msg
+
+
+def make_logger(level: str, form: str, stream: TextIO | None = None) -> Any:
+    """A structlog logger writing to `stream` (stderr); form is "json", "console" or "auto" (by terminal)."""
+    out = stream or sys.stderr
+    terminal = form == "console" or (form == "auto" and out.isatty())
+    render: list[Any] = (
+        [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        if terminal
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    return structlog.wrap_logger(
+        _Lines(out),
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *render,
+        ],
+    )
+
+
+class Repeats:
+    """Tells of trouble that may repeat: each event at once, then at most one line an interval.
+
+    interval: seconds.  now: a clock in seconds.  `flush` tells of what was held back when no further trouble
+    comes; call it now and then.
+    """
+
+    def __init__(self, log: Any, now: Callable[[], float], interval: float = 10.0) -> None:
+        self._log = log
+        self._now = now
+        self._interval = interval
+        self._last: dict[str, float] = {}
+        self._held: dict[str, tuple[int, dict[str, object]]] = {}
+        self.held_back = 0
+
+    def __call__(self, event: str, **fields: object) -> None:
+        """Log a warning (an error, if it carries exc_info), or hold it back and count it."""
+        now = self._now()
+        if event in self._last and now - self._last[event] < self._interval:
+            count, _ = self._held.get(event, (0, fields))
+            # The last one's fields are told, but not its traceback: it would no longer be the current one.
+            fields.pop("exc_info", None)
+            self._held[event] = (count + 1, fields)
+            self.held_back += 1
+            return
+        self._last[event] = now
+        held, _ = self._held.pop(event, (0, fields))
+        self._tell(event, held, fields)
+
+    def flush(self) -> None:
+        """Tell of events held back whose interval is over."""
+        now = self._now()
+        for event in [event for event in self._held if now - self._last[event] >= self._interval]:
+            count, fields = self._held.pop(event)
+            self._last[event] = now
+            self._tell(event, count, fields)
+        for event in [event for event, at in self._last.items() if now - at >= self._interval]:
+            del self._last[event]
+
+    def _tell(self, event: str, held: int, fields: dict[str, object]) -> None:
+        if held:
+            fields = {**fields, "held_back": held}
+        (self._log.error if "exc_info" in fields else self._log.warning)(event, **fields)

@@ -1,0 +1,177 @@
+"""The Unix socket: connections, and how much of each other's time and memory they may take.
+
+Decides who is let in, when a client that does not read is paused and then dropped, and that all frames of
+one read share one clock reading and one write.  Knows no operation (service.py) and binds nothing
+(socketfile.py): the listener is handed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, cast
+
+from sidecar.wire import BadFrame, Frames, Outcome, pack_answer
+
+if TYPE_CHECKING:
+    import socket
+
+BACKLOG = 1024
+
+
+class Reporter(Protocol):
+    """Where trouble is told; logs.Repeats holds back what repeats."""
+
+    def __call__(self, event: str, **fields: object) -> None: ...
+
+
+class Server:
+    """The connections of one listening socket.
+
+    answer: a request frame's body and epoch ms -> the answer frame; raises BadFrame.
+    now: epoch ms.
+    stall_timeout: seconds that a client may leave answers unread or a frame unfinished.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[bytes, int], bytes],
+        now: Callable[[], int],
+        report: Reporter,
+        *,
+        max_connections: int,
+        max_frame: int,
+        stall_timeout: float,
+    ) -> None:
+        self.answer = answer
+        self.now = now
+        self.report = report
+        self.max_connections = max_connections
+        self.max_frame = max_frame
+        self.stall_timeout = stall_timeout
+        self.connections: set[Connection] = set()
+        self.stalled: dict[Connection, float] = {}
+        self.accepted = self.refused = self.dropped = self.bad_frames = 0
+        self._listener: asyncio.AbstractServer | None = None
+
+    async def start(self, sock: socket.socket) -> None:
+        """Accept on a bound Unix socket."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_unix_server(lambda: Connection(self), sock=sock, backlog=BACKLOG)
+
+    def drop_stalled(self, now: float) -> None:
+        """Close what has stalled for longer than the bound; called about once a second with the loop's time."""
+        for connection, since in list(self.stalled.items()):
+            if now - since >= self.stall_timeout:
+                self.dropped += 1
+                self.report("client_dropped", reason=connection.stalled_by)
+                connection.abort()
+
+    async def drain(self, grace: float) -> None:
+        """Accept no more, answer what was read, close; what has not closed after `grace` seconds is cut."""
+        if self._listener is not None:
+            self._listener.close()
+        loop = asyncio.get_running_loop()
+        # Two turns of the loop, so that what the kernel already holds is read and answered too.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
+        for connection in list(self.connections):
+            connection.close()
+        end = loop.time() + grace
+        while self.connections and loop.time() < end:
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.abort()
+        await asyncio.sleep(0)
+
+
+class Connection(asyncio.Protocol):
+    """One client's stream."""
+
+    __slots__ = ("_frames", "_paused", "_server", "_transport", "stalled_by")
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._frames = Frames(server.max_frame)
+        self._paused = False
+        self.stalled_by = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        server = self._server
+        if len(server.connections) >= server.max_connections:
+            server.refused += 1
+            server.report("connection_refused", max_connections=server.max_connections)
+            why = f"too many connections; this daemon takes {server.max_connections} (max_connections)"
+            self._transport.write(pack_answer(0, Outcome.FATAL, why))
+            self._transport.close()
+            return
+        server.accepted += 1
+        server.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        server = self._server
+        answer = server.answer
+        now = server.now()
+        answers = []
+        frames = self._frames
+        try:
+            for body in frames.feed(data):
+                answers.append(answer(body, now))
+        except BadFrame as error:
+            server.bad_frames += 1
+            server.report("bad_frame", why=error.why)
+            self._end(answers, pack_answer(error.request_id, Outcome.FATAL, error.why))
+            return
+        except Exception as error:  # a fault of ours costs this client its connection, and nobody else anything
+            server.report("internal_error", error=repr(error), exc_info=True)
+            self._end(answers, pack_answer(0, Outcome.FATAL, "internal error; the daemon's log tells more"))
+            return
+        if answers:
+            self._transport.write(answers[0] if len(answers) == 1 else b"".join(answers))
+        if frames.partial:
+            if self not in server.stalled:
+                self._stall("frame left unfinished")
+        elif self.stalled_by and not self._paused:
+            self._unstall()
+
+    def pause_writing(self) -> None:
+        """The client does not read: take no more from it until it does."""
+        self._paused = True
+        self._transport.pause_reading()
+        self._stall("answers left unread")
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._unstall()
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections.discard(self)
+        self._server.stalled.pop(self, None)
+
+    def close(self) -> None:
+        """Close when what was answered has been written; if the client never reads it, drop_stalled ends it."""
+        if not self._transport.is_closing():
+            self._stall("answers left unread")
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close now, losing what was not written."""
+        self._transport.abort()
+
+    def _end(self, answers: list[bytes], last: bytes) -> None:
+        self._transport.write(b"".join([*answers, last]))
+        self.close()
+
+    def _stall(self, why: str) -> None:
+        self.stalled_by = why
+        self._server.stalled[self] = asyncio.get_running_loop().time()
+
+    def _unstall(self) -> None:
+        self.stalled_by = ""
+        self._server.stalled.pop(self, None)

@@ -1,0 +1,225 @@
+"""Which buckets this node holds, and when one may be forgotten.
+
+Decides where a bucket lies, which one goes when the table is full, and that forgetting is invisible.
+Knows no socket and no clock; the arithmetic is bucket.py's.
+
+Buckets lie in many small dicts, chosen by hash: a single dict of a million entries stops its process for
+43 ms at its largest resize, one of these for 0.4 ms.  Each bucket also hangs in one of two rings, in the
+order of last use: those that still had tokens after their last request, and the exhausted ones.  That
+costs 16 bytes and 0.15 us a hit, and makes the least recently used one exact and free to find; sampling
+(the way not taken) would let a flood of new keys push out a bucket in use.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sidecar.bucket import LeakyBucket, Terms, TokenBucket
+from sidecar.calendar import Calendar
+from sidecar.messages import Algorithm, Verdict
+
+DEFAULT_MAX_BUCKETS = 1_000_000
+DEFAULT_MAX_CLOCK_SKEW = 10_000
+_LINKS = ("key", "newer", "older")
+_SHARD_TARGET = 16_384
+_MIN_SHARDS = 64
+_MAX_TERMS = 4_096
+"""Distinct (limit, duration, algorithm, behavior, burst) remembered; past it the memory starts anew."""
+_EVICTION_LOOK = 64
+"""Buckets looked at for an ended one before a live one is evicted: a bound on one insertion's work."""
+
+
+class _TokenEntry(TokenBucket):
+    __slots__ = _LINKS
+    key: tuple[str, str]
+    older: _Entry
+    newer: _Entry
+
+
+class _LeakyEntry(LeakyBucket):
+    __slots__ = _LINKS
+    key: tuple[str, str]
+    older: _Entry
+    newer: _Entry
+
+
+_Entry = _TokenEntry | _LeakyEntry
+
+
+class Counters(NamedTuple):
+    """What has happened to buckets since the start.
+
+    ended: forgotten because no answer could change.  evicted, evicted_exhausted: live ones lost to a
+    full table, with tokens left and without.
+    """
+
+    buckets: int
+    created: int
+    ended: int
+    evicted: int
+    evicted_exhausted: int
+    reset: int
+
+
+class Table:
+    """All buckets of a node, at most `max_buckets` of them.
+
+    max_clock_skew: how far (ms) a request's `created_at` may lie from the node's clock; beyond, it is
+    clamped.  A bucket is kept this much longer than its window, since a late request may still ask.
+    """
+
+    def __init__(
+        self,
+        max_buckets: int = DEFAULT_MAX_BUCKETS,
+        max_clock_skew: int = DEFAULT_MAX_CLOCK_SKEW,
+        calendar: Calendar | None = None,
+    ) -> None:
+        self._max = max_buckets
+        self._skew = max_clock_skew
+        self._calendar = calendar or Calendar()
+        shards = _MIN_SHARDS
+        while shards * _SHARD_TARGET < max_buckets:
+            shards *= 2
+        self._shards: list[dict[tuple[str, str], _Entry]] = [{} for _ in range(shards)]
+        self._mask = shards - 1
+        self._terms: dict[tuple[int, int, int, int, int], Terms] = {}
+        self._names: dict[str, str] = {}
+        nothing = Terms(0, 0, 0, 0, 0, self._calendar)
+        self._spare = _ring(nothing)
+        self._exhausted = _ring(nothing)
+        self._count = self._created = self._ended = self._evicted = self._evicted_exhausted = self._reset = 0
+        self._sweep_shard = 0
+        self._sweep_rest: list[_Entry] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def counters(self) -> Counters:
+        return Counters(self._count, self._created, self._ended, self._evicted, self._evicted_exhausted, self._reset)
+
+    def decide(
+        self,
+        now: int,
+        name: str,
+        unique_key: str,
+        hits: int,
+        limit: int,
+        duration: int,
+        algorithm: int,
+        behavior: int,
+        burst: int,
+        created_at: int | None,
+    ) -> Verdict:
+        """Judge one request whose values are valid (messages.fault) at `now`, the node's clock in epoch ms."""
+        at = now
+        if created_at is not None:
+            at = min(max(created_at, now - self._skew), now + self._skew)
+        terms = self._terms.get((limit, duration, algorithm, behavior, burst))
+        if terms is None:
+            terms = self._agree(limit, duration, algorithm, behavior, burst)
+        key = (name, unique_key)
+        entry = self._shards[hash(key) & self._mask].get(key)
+        if entry is not None and entry.algorithm != algorithm:
+            self._remove(entry)
+            entry = None
+        if entry is None:
+            entry = self._add(key, terms, at, now)
+        else:
+            older = entry.older
+            newer = entry.newer
+            older.newer = newer
+            newer.older = older
+        verdict = entry.hit(hits, terms, at)
+        ring = self._spare if verdict[2] else self._exhausted
+        last = ring.older
+        entry.older = last
+        entry.newer = ring
+        last.newer = entry
+        ring.older = entry
+        return verdict
+
+    def forget(self, name: str, unique_key: str) -> bool:
+        """Drop one bucket, so that its next request opens a new one; whether there was one."""
+        entry = self._shards[hash((name, unique_key)) & self._mask].get((name, unique_key))
+        if entry is None:
+            return False
+        self._remove(entry)
+        self._reset += 1
+        return True
+
+    def sweep(self, now: int, budget: int) -> int:
+        """Look at the next `budget` buckets and forget the ended ones; how many that were.
+
+        Bounded, and no answer depends on it: calling it never, or after every request, changes none.
+        """
+        horizon = now - self._skew
+        forgotten = 0
+        while budget > 0:
+            if not self._sweep_rest:
+                # A snapshot of one shard (0.1 ms at most), so that requests may come between two calls.
+                self._sweep_rest = list(self._shards[self._sweep_shard].values())
+                self._sweep_shard = (self._sweep_shard + 1) & self._mask
+                budget -= 1
+            rest = self._sweep_rest
+            for _ in range(min(budget, len(rest))):
+                budget -= 1
+                entry = rest.pop()
+                if entry.ended(horizon) and self._shards[hash(entry.key) & self._mask].get(entry.key) is entry:
+                    self._remove(entry)
+                    forgotten += 1
+        self._ended += forgotten
+        return forgotten
+
+    def _agree(self, limit: int, duration: int, algorithm: int, behavior: int, burst: int) -> Terms:
+        if len(self._terms) >= _MAX_TERMS:
+            self._terms.clear()
+        terms = Terms(limit, duration, algorithm, behavior, burst, self._calendar)
+        self._terms[limit, duration, algorithm, behavior, burst] = terms
+        return terms
+
+    def _add(self, key: tuple[str, str], terms: Terms, at: int, now: int) -> _Entry:
+        """A new bucket, in its dict but in no ring yet."""
+        if self._count >= self._max:
+            self._make_room(now)
+        # Every frame brings its own copy of a name; buckets of one limit share the first.
+        if len(self._names) >= _MAX_TERMS:
+            self._names.clear()
+        key = (self._names.setdefault(key[0], key[0]), key[1])
+        kind = _LeakyEntry if terms.algorithm == Algorithm.LEAKY_BUCKET else _TokenEntry
+        entry = kind(terms, at)
+        entry.key = key
+        self._shards[hash(key) & self._mask][key] = entry
+        self._count += 1
+        self._created += 1
+        return entry
+
+    def _make_room(self, now: int) -> None:
+        """Forget one bucket: an ended one, else the least recently used with tokens, else an exhausted one."""
+        horizon = now - self._skew
+        for ring in (self._spare, self._exhausted):
+            if ring.newer is not ring and ring.newer.ended(horizon):
+                self._ended += 1
+                self._remove(ring.newer)
+                return
+        if self.sweep(now, _EVICTION_LOOK):
+            return
+        if self._spare.newer is not self._spare:
+            self._evicted += 1
+            self._remove(self._spare.newer)
+        else:
+            self._evicted_exhausted += 1
+            self._remove(self._exhausted.newer)
+
+    def _remove(self, entry: _Entry) -> None:
+        entry.older.newer = entry.newer
+        entry.newer.older = entry.older
+        del self._shards[hash(entry.key) & self._mask][entry.key]
+        self._count -= 1
+
+
+def _ring(terms: Terms) -> _Entry:
+    """The fixed point of an empty ring: `newer` leads to the oldest entry, `older` to the newest."""
+    ring = _TokenEntry(terms, 0)
+    ring.older = ring.newer = ring
+    return ring
