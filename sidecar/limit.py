@@ -31,7 +31,7 @@ class Limit(_Value):
     Raises InvalidRequest (a ValueError) at once for anything else.
     """
 
-    __slots__ = ("algorithm", "behavior", "burst", "duration", "limit", "name")
+    __slots__ = ("name", "limit", "duration", "algorithm", "behavior", "burst")
 
     def __init__(
         self,

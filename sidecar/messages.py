@@ -91,15 +91,15 @@ class RateLimit(_Value):
     """
 
     __slots__ = (
+        "name",
+        "unique_key",
+        "hits",
+        "limit",
+        "duration",
         "algorithm",
         "behavior",
         "burst",
         "created_at",
-        "duration",
-        "hits",
-        "limit",
-        "name",
-        "unique_key",
     )
 
     def __init__(
@@ -131,7 +131,17 @@ class RateLimit(_Value):
 
     def wire(self) -> tuple[object, ...]:
         """The request as it stands in a frame (docs/protocol.md, "A request")."""
-        return self._fields()
+        return (
+            self.name,
+            self.unique_key,
+            self.hits,
+            self.limit,
+            self.duration,
+            self.algorithm,
+            self.behavior,
+            self.burst,
+            self.created_at,
+        )
 
 
 class Decision(_Value):
@@ -148,14 +158,14 @@ class Decision(_Value):
     """
 
     __slots__ = (
-        "degraded",
-        "error",
+        "status",
         "limit",
-        "owner",
         "remaining",
         "reset_time",
         "retry_after",
-        "status",
+        "owner",
+        "degraded",
+        "error",
     )
 
     def __init__(
