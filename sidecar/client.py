@@ -97,7 +97,7 @@ class Client:
         why = text_fault("name", name) or text_fault("unique_key", key)
         if why:
             raise InvalidRequest(why)
-        return bool(self._ask(_RESET, (name, key)))
+        return bool(self._ask(_RESET, (name, key))[0])
 
     def check(self, requests: Iterable[RateLimit]) -> list[Decision]:
         """Ask for 1 to 1,000 requests in one frame; their decisions in the same order.
@@ -109,18 +109,19 @@ class Client:
         if why:
             raise InvalidRequest(why)
         try:
-            node, answers = self._ask(_CHECK, [request.wire() for request in batch])
+            answers, node = self._ask(_CHECK, [request.wire() for request in batch])
         except _AWAY as error:
             return [self._made_up(request, error) for request in batch]
         return [_decision(answer, node) for answer in answers]
 
     def ping(self) -> str:
         """The daemon's node name; raises SidegateError if it does not answer."""
-        return str(self._ask(_PING, None))
+        return self._ask(_PING, None)[1]
 
     def info(self) -> dict[str, Any]:
         """What the daemon says of itself: version, node, uptime_ms, clock, counters."""
-        return dict(self._ask(_INFO, None))
+        facts, node = self._ask(_INFO, None)
+        return {"node": node, **facts}
 
     def advance_clock(self, ms: int) -> int:
         """Move a manual clock forward by `ms` >= 0; the new epoch ms.  Raises RequestRefused on a real clock."""
@@ -148,11 +149,11 @@ class Client:
         why = int_fault("ms", ms)
         if why:
             raise InvalidRequest(why)
-        return int(self._ask(_CLOCK, (how, ms)))
+        return int(self._ask(_CLOCK, (how, ms))[0])
 
     def _one(self, request: RateLimit) -> Decision:
         try:
-            node, answers = self._ask(_CHECK, (request.wire(),))
+            answers, node = self._ask(_CHECK, (request.wire(),))
         except _AWAY as error:
             return self._made_up(request, error)
         decision = _decision(answers[0], node)
@@ -160,7 +161,7 @@ class Client:
             return self._made_up(request, RequestRefused(decision.error))
         return decision
 
-    def _ask(self, op: int, payload: object) -> Any:
+    def _ask(self, op: int, payload: object) -> tuple[Any, str]:
         pool = self._pool
         # Compared on every call, since not every server that forks runs Python's fork hooks.
         if pool is None or pool.pid != getpid():

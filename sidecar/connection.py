@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from sidecar.errors import DaemonTimeout, DaemonUnreachable, ProtocolError, RequestRefused
-from sidecar.wire import BadFrame, Frames, Outcome, open_answer, pack_request
+from sidecar.wire import BadFrame, Frames, Outcome, Packer, open_answer
 
 _READ = 16_384
 _MAX_ANSWER = 64 << 20
@@ -37,6 +37,7 @@ class Connection:
         self._path = path
         self._timeout = timeout
         self._frames = Frames(_MAX_ANSWER)
+        self._pack = Packer().request
         self._request_id = 0
         self.used = False
         self._socket = _connect(path, deadline)
@@ -46,15 +47,16 @@ class Connection:
         """Close this process's end; a forked parent's end lives on."""
         self._socket.close()
 
-    def ask(self, op: int, payload: object, deadline: float) -> Any:
-        """One operation's answer; the caller closes this connection on any exception but RequestRefused.
+    def ask(self, op: int, payload: object, deadline: float) -> tuple[Any, str]:
+        """One operation's (answer, node that gave it).
 
-        Raises StaleConnection when nothing could be sent because the daemon had closed the stream,
-        DaemonTimeout, DaemonUnreachable, ProtocolError, RequestRefused.
+        The caller closes this connection on any exception but RequestRefused.  Raises StaleConnection when
+        nothing could be sent because the daemon had closed the stream; DaemonTimeout, DaemonUnreachable,
+        ProtocolError, RequestRefused.
         """
         self._request_id += 1
         left = self._arm(deadline)
-        self._send(pack_request(self._request_id, op, payload, max(1, int(left * 1000))))
+        self._send(self._pack(self._request_id, op, payload, max(1, int(left * 1000))))
         self.used = True
         while True:
             self._arm(deadline)
@@ -68,13 +70,13 @@ class Connection:
                 raise DaemonUnreachable(f"the daemon at {self._path} closed the connection")
             try:
                 for body in self._frames.feed(data):
-                    request_id, outcome, answer = open_answer(body)
+                    request_id, outcome, answer, node = open_answer(body)
                     if outcome == Outcome.FATAL:
                         raise _fatal(request_id, answer)
                     if request_id == self._request_id:
                         if outcome == Outcome.REFUSED:
                             raise RequestRefused(answer)
-                        return answer
+                        return answer, node
                     if request_id:
                         raise ProtocolError(f"an answer to {request_id} came instead of {self._request_id}")
                     # Id 0: something the daemon says unasked; this release knows none and goes on.
@@ -192,8 +194,8 @@ class Pool:
         self._changed = threading.Condition()
         self._circuit = Circuit()
 
-    def ask(self, op: int, payload: object) -> Any:
-        """One operation's answer within the time-out, connecting included; raises as Connection.ask does."""
+    def ask(self, op: int, payload: object) -> tuple[Any, str]:
+        """One operation's (answer, node) within the time-out, connecting included; raises as Connection.ask does."""
         self._circuit.admit()
         deadline = monotonic() + self._timeout
         try:

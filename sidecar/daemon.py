@@ -52,6 +52,7 @@ class Daemon:
         self._server = Server(
             self._service.answer,
             self._clock.now,
+            self._service.pack,
             self._repeats,
             max_connections=config.max_connections,
             max_frame=config.max_frame,

@@ -1,7 +1,7 @@
 """What is asked and answered: one request about one bucket, and the decision on it.
 
 The names and numbers are those of Gubernator's public API, so that both speak of the same things.  This
-file decides which values a request may hold (`fault`); it does not know how a bucket counts (bucket.py)
+file decides which values a request may hold (`validate`); it does not know how a bucket counts (bucket.py)
 nor how a message travels (wire.py).  An application imports it, so it stays clear of `typing` and
 `dataclasses`, which would double the time that importing the client takes.
 """
@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 
+from sidecar.errors import InvalidRequest
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import TypeAlias
 
 INT64_MIN = -(2**63)
@@ -119,15 +122,12 @@ class RateLimit(_Value):
         self.hits = hits
         self.limit = limit
         self.duration = duration
-        self.algorithm = int(algorithm)
-        self.behavior = int(behavior)
+        # An enum's member becomes its number, which is what travels and is compared.
+        self.algorithm = int(algorithm) if isinstance(algorithm, Algorithm) else algorithm
+        self.behavior = int(behavior) if isinstance(behavior, Behavior) else behavior
         self.burst = burst
         self.created_at = created_at
-        why = fault(name, unique_key, hits, limit, duration, self.algorithm, self.behavior, burst, created_at)
-        if why:
-            from sidecar.errors import InvalidRequest
-
-            raise InvalidRequest(why)
+        validate(self.wire())
 
     def wire(self) -> tuple[object, ...]:
         """The request as it stands in a frame (docs/protocol.md, "A request")."""
@@ -197,40 +197,13 @@ class Decision(_Value):
         return self.status == 0
 
 
-def fault(
-    name: object,
-    unique_key: object,
-    hits: object,
-    limit: object,
-    duration: object,
-    algorithm: object,
-    behavior: object,
-    burst: object,
-    created_at: object,
-) -> str:
-    """Why these values are no valid request, or "" if they are one.
+def validate(request: Sequence[object]) -> None:
+    """Raise InvalidRequest unless these nine values, in the order of RateLimit's fields, are a valid request.
 
-    The one rule for both ends: the client asks before it sends, the daemon before it decides.
+    The one rule for both ends: the client asks before it sends, the daemon before it opens a bucket.
     """
-    # One pass over the usual case, since the daemon runs this for every hit; the words come after.
-    if (
-        type(hits) is type(limit) is type(duration) is type(algorithm) is type(behavior) is type(burst) is int
-        and type(name) is type(unique_key) is str
-        and name.isascii()
-        and unique_key.isascii()
-        and 0 < len(name) <= MAX_KEY_BYTES
-        and 0 < len(unique_key) <= MAX_KEY_BYTES
-        and 0 <= limit <= INT64_MAX
-        and 0 <= duration <= INT64_MAX
-        and INT64_MIN <= hits <= INT64_MAX
-        and 0 <= burst <= INT64_MAX
-        and 0 <= algorithm <= 1
-        and 0 <= behavior <= _ALL_BEHAVIORS
-        and not (behavior & _GREGORIAN and duration >= _INTERVALS)
-        and created_at is None
-    ):
-        return ""
-    return (
+    name, unique_key, hits, limit, duration, algorithm, behavior, burst, created_at = request
+    why = (
         text_fault("name", name)
         or text_fault("unique_key", unique_key)
         or int_fault("hits", hits, INT64_MIN)
@@ -242,6 +215,8 @@ def fault(
         or (int_fault("created_at", created_at, INT64_MIN) if created_at is not None else "")
         or _choice_fault(duration, algorithm, behavior)
     )
+    if why:
+        raise InvalidRequest(why)
 
 
 def text_fault(field: str, value: object) -> str:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
-from sidecar.wire import BadFrame, Frames, Outcome, pack_answer
+from sidecar.wire import BadFrame, Frames, Outcome
 
 if TYPE_CHECKING:
     import socket
@@ -30,6 +30,7 @@ class Server:
 
     answer: a request frame's body and epoch ms -> the answer frame; raises BadFrame.
     now: epoch ms.
+    pack: (id, outcome, payload) -> an answer frame.
     stall_timeout: seconds that a client may leave answers unread or a frame unfinished.
     """
 
@@ -37,6 +38,7 @@ class Server:
         self,
         answer: Callable[[bytes, int], bytes],
         now: Callable[[], int],
+        pack: Callable[[int, int, object], bytes],
         report: Reporter,
         *,
         max_connections: int,
@@ -45,6 +47,7 @@ class Server:
     ) -> None:
         self.answer = answer
         self.now = now
+        self.pack = pack
         self.report = report
         self.max_connections = max_connections
         self.max_frame = max_frame
@@ -103,7 +106,7 @@ class Connection(asyncio.Protocol):
             server.refused += 1
             server.report("connection_refused", max_connections=server.max_connections)
             why = f"too many connections; this daemon takes {server.max_connections} (max_connections)"
-            self._transport.write(pack_answer(0, Outcome.FATAL, why))
+            self._transport.write(self._server.pack(0, Outcome.FATAL, why))
             self._transport.close()
             return
         server.accepted += 1
@@ -111,21 +114,20 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         server = self._server
-        answer = server.answer
         now = server.now()
         answers = []
         frames = self._frames
         try:
             for body in frames.feed(data):
-                answers.append(answer(body, now))
+                answers.append(server.answer(body, now))
         except BadFrame as error:
             server.bad_frames += 1
             server.report("bad_frame", why=error.why)
-            self._end(answers, pack_answer(error.request_id, Outcome.FATAL, error.why))
+            self._end(answers, self._server.pack(error.request_id, Outcome.FATAL, error.why))
             return
         except Exception as error:  # a fault of ours costs this client its connection, and nobody else anything
             server.report("internal_error", error=repr(error), exc_info=True)
-            self._end(answers, pack_answer(0, Outcome.FATAL, "internal error; the daemon's log tells more"))
+            self._end(answers, self._server.pack(0, Outcome.FATAL, "internal error; the daemon's log tells more"))
             return
         if answers:
             self._transport.write(answers[0] if len(answers) == 1 else b"".join(answers))

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sidecar.clock import Clock, SystemClock
-from sidecar.messages import Status, count_fault, fault, int_fault, text_fault
+from sidecar.errors import InvalidRequest
+from sidecar.messages import MAX_REQUESTS, Status, int_fault, text_fault
 from sidecar.table import Table
-from sidecar.wire import BadFrame, Op, Outcome, open_request, pack_answer
+from sidecar.wire import BadFrame, Op, Outcome, Packer, open_request
 
 _CHECK = int(Op.CHECK)
 _ANSWERED = int(Outcome.ANSWERED)
@@ -28,57 +29,52 @@ CLOCK_ADVANCE = 1
 class Service:
     """The operations of one node.
 
-    node: this node's name, given as the owner of what it decides.
+    node: this node's name, told with every answer as the owner of what it decides.
     facts: a callback for what INFO reports beyond the table's own counters.
     """
 
     def __init__(self, table: Table, clock: Clock, node: str, facts: Callable[[], Mapping[str, object]]) -> None:
         self._table = table
+        self._decide = table.decide
         self._clock = clock
-        self._node = node
         self._facts = facts
-        self.under_limit = 0
+        self.pack = Packer(node).answer
+        self.decisions = 0
         self.over_limit = 0
         self.errors = 0
 
     def answer(self, body: bytes, now: int) -> bytes:
         """The answer frame to a request frame's body at `now` (epoch ms); raises BadFrame."""
-        request_id, op, payload, _budget = open_request(body)
-        if op == _CHECK:
-            return pack_answer(request_id, _ANSWERED, (self._node, self._check(request_id, payload, now)))
+        request_id, op, payload = open_request(body)
+        if op != _CHECK:
+            return self._answer_other(request_id, op, payload, now)
+        if type(payload) is not tuple or not 0 < len(payload) <= MAX_REQUESTS:
+            raise BadFrame(f"a check's payload is an array of 1 to {MAX_REQUESTS} requests", request_id)
+        answers: list[tuple[object, ...]] = []
+        for request in payload:
+            try:
+                if type(request) is not tuple or len(request) != _FIELDS:
+                    request = _filled(request)
+                verdict = self._decide(now, request)
+                if verdict[0]:
+                    self.over_limit += 1
+                answers.append(verdict)
+            except InvalidRequest as error:
+                self.errors += 1
+                answers.append((_ERROR, 0, 0, 0, 0, None, False, str(error)))
+        self.decisions += len(answers)
+        return self.pack(request_id, _ANSWERED, answers)
+
+    def _answer_other(self, request_id: int, op: int, payload: Any, now: int) -> bytes:
         if op == Op.RESET:
             return self._reset(request_id, payload)
         if op == Op.PING:
-            return pack_answer(request_id, _ANSWERED, self._node)
+            return self.pack(request_id, _ANSWERED, None)
         if op == Op.INFO:
-            return pack_answer(request_id, _ANSWERED, self._info(now))
+            return self.pack(request_id, _ANSWERED, self._info(now))
         if op == Op.CLOCK:
             return self._move_clock(request_id, payload)
         raise BadFrame(f"unknown op {op}", request_id)
-
-    def _check(self, request_id: int, requests: Any, now: int) -> list[tuple[object, ...]]:
-        if type(requests) is not tuple:
-            raise BadFrame("a check's payload is an array of requests", request_id)
-        why = count_fault(len(requests))
-        if why:
-            raise BadFrame(why, request_id)
-        decide = self._table.decide
-        answers: list[tuple[object, ...]] = []
-        over = errors = 0
-        for request in requests:
-            fields = _filled(request)
-            why = fault(*fields) if fields else "a request is an array of 5 to 9 elements"
-            if why:
-                errors += 1
-                answers.append((_ERROR, 0, 0, 0, 0, None, False, why))
-                continue
-            verdict = decide(now, *fields)
-            over += verdict[0]
-            answers.append(verdict)
-        self.over_limit += over
-        self.errors += errors
-        self.under_limit += len(answers) - over - errors
-        return answers
 
     def _reset(self, request_id: int, payload: Any) -> bytes:
         if type(payload) is not tuple or len(payload) != 2:
@@ -86,18 +82,17 @@ class Service:
         name, unique_key = payload
         why = text_fault("name", name) or text_fault("unique_key", unique_key)
         if why:
-            return pack_answer(request_id, Outcome.REFUSED, why)
-        return pack_answer(request_id, _ANSWERED, self._table.forget(name, unique_key))
+            return self.pack(request_id, Outcome.REFUSED, why)
+        return self.pack(request_id, _ANSWERED, self._table.forget(name, unique_key))
 
     def _info(self, now: int) -> dict[str, object]:
         counters = {
-            "under_limit": self.under_limit,
+            "under_limit": self.decisions - self.over_limit - self.errors,
             "over_limit": self.over_limit,
             "errors": self.errors,
             **self._table.counters._asdict(),
         }
         return {
-            "node": self._node,
             "now": now,
             "clock": "manual" if self._clock.manual else "system",
             "counters": counters,
@@ -111,19 +106,19 @@ class Service:
         clock = self._clock
         if isinstance(clock, SystemClock):
             why = "this daemon has the system's clock; start it with --clock manual:<epoch ms> to move it"
-            return pack_answer(request_id, Outcome.REFUSED, why)
+            return self.pack(request_id, Outcome.REFUSED, why)
         why = int_fault("how", how, CLOCK_SET, CLOCK_ADVANCE) or int_fault("amount", amount)
         if not why:
             try:
                 now = clock.move(amount + clock.now() if how == CLOCK_ADVANCE else amount)
-                return pack_answer(request_id, _ANSWERED, now)
+                return self.pack(request_id, _ANSWERED, now)
             except ValueError as error:
                 why = str(error)
-        return pack_answer(request_id, Outcome.REFUSED, why)
+        return self.pack(request_id, Outcome.REFUSED, why)
 
 
 def _filled(request: Any) -> tuple[Any, ...]:
-    """The request with its defaults written out; empty if it is no request at all."""
+    """The request with its defaults written out; raises InvalidRequest if it is no array of 5 to 9 elements."""
     if type(request) is not tuple or not _REQUIRED <= len(request) <= _FIELDS:
-        return ()
+        raise InvalidRequest(f"a request is an array of {_REQUIRED} to {_FIELDS} elements")
     return request + _DEFAULTS[len(request) - _REQUIRED :]

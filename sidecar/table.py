@@ -12,19 +12,20 @@ costs 16 bytes and 0.15 us a hit, and makes the least recently used one exact an
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from sidecar.bucket import LeakyBucket, Terms, TokenBucket
 from sidecar.calendar import Calendar
-from sidecar.messages import Algorithm, Verdict
+from sidecar.messages import INT64_MAX, INT64_MIN, Algorithm, Verdict, validate
 
 DEFAULT_MAX_BUCKETS = 1_000_000
 DEFAULT_MAX_CLOCK_SKEW = 10_000
 _LINKS = ("key", "newer", "older")
 _SHARD_TARGET = 16_384
 _MIN_SHARDS = 64
-_MAX_TERMS = 4_096
-"""Distinct (limit, duration, algorithm, behavior, burst) remembered; past it the memory starts anew."""
+_MAX_REMEMBERED = 4_096
+"""Distinct terms, and distinct names, remembered; past it the memory starts anew."""
 _EVICTION_LOOK = 64
 """Buckets looked at for an ended one before a live one is evicted: a bound on one insertion's work."""
 
@@ -98,33 +99,32 @@ class Table:
     def counters(self) -> Counters:
         return Counters(self._count, self._created, self._ended, self._evicted, self._evicted_exhausted, self._reset)
 
-    def decide(
-        self,
-        now: int,
-        name: str,
-        unique_key: str,
-        hits: int,
-        limit: int,
-        duration: int,
-        algorithm: int,
-        behavior: int,
-        burst: int,
-        created_at: int | None,
-    ) -> Verdict:
-        """Judge one request whose values are valid (messages.fault) at `now`, the node's clock in epoch ms."""
+    def decide(self, now: int, request: Sequence[Any]) -> Verdict:
+        """Judge one request, its nine values in the order of RateLimit, at `now` (this node's epoch ms).
+
+        Raises InvalidRequest for values that are no request, however odd their types.
+        """
+        # Terms that are known and a bucket that exists were found valid when they came first, so the usual
+        # hit is looked up, not checked anew.  The types are: True and 1.0 equal 1 in a dict's eyes.
+        name, unique_key, hits, limit, duration, algorithm, behavior, burst, created_at = request
+        try:
+            terms = self._terms[limit, duration, algorithm, behavior, burst]
+            key = (name, unique_key)
+            shard = self._shards[hash(key) & self._mask]
+            entry = shard.get(key)
+        except (KeyError, TypeError):
+            terms = self._agree(request)
+            key = (name, unique_key)
+            shard = self._shards[hash(key) & self._mask]
+            entry = shard.get(key)
+        whole = type(hits) is type(limit) is type(duration) is type(algorithm) is type(behavior) is type(burst) is int
+        if created_at is not None or not whole or not INT64_MIN <= hits <= INT64_MAX:
+            validate(request)
         at = now
         if created_at is not None:
             at = min(max(created_at, now - self._skew), now + self._skew)
-        terms = self._terms.get((limit, duration, algorithm, behavior, burst))
-        if terms is None:
-            terms = self._agree(limit, duration, algorithm, behavior, burst)
-        key = (name, unique_key)
-        entry = self._shards[hash(key) & self._mask].get(key)
-        if entry is not None and entry.algorithm != algorithm:
-            self._remove(entry)
-            entry = None
-        if entry is None:
-            entry = self._add(key, terms, at, now)
+        if entry is None or entry.algorithm != algorithm:
+            entry = self._add(request, entry, terms, at, now)
         else:
             older = entry.older
             newer = entry.newer
@@ -171,21 +171,28 @@ class Table:
         self._ended += forgotten
         return forgotten
 
-    def _agree(self, limit: int, duration: int, algorithm: int, behavior: int, burst: int) -> Terms:
-        if len(self._terms) >= _MAX_TERMS:
+    def _agree(self, request: Sequence[Any]) -> Terms:
+        """The terms of a valid request, remembered for those that say the same."""
+        validate(request)
+        if len(self._terms) >= _MAX_REMEMBERED:
             self._terms.clear()
+        _, _, _, limit, duration, algorithm, behavior, burst, _ = request
         terms = Terms(limit, duration, algorithm, behavior, burst, self._calendar)
         self._terms[limit, duration, algorithm, behavior, burst] = terms
         return terms
 
-    def _add(self, key: tuple[str, str], terms: Terms, at: int, now: int) -> _Entry:
-        """A new bucket, in its dict but in no ring yet."""
+    def _add(self, request: Sequence[Any], old: _Entry | None, terms: Terms, at: int, now: int) -> _Entry:
+        """A new bucket for a valid request, in its dict but in no ring yet; `old`, of another algorithm, goes."""
+        validate(request)
+        if old is not None:
+            self._remove(old)
         if self._count >= self._max:
             self._make_room(now)
         # Every frame brings its own copy of a name; buckets of one limit share the first.
-        if len(self._names) >= _MAX_TERMS:
+        if len(self._names) >= _MAX_REMEMBERED:
             self._names.clear()
-        key = (self._names.setdefault(key[0], key[0]), key[1])
+        name, unique_key = request[0], request[1]
+        key = (self._names.setdefault(name, name), unique_key)
         kind = _LeakyEntry if terms.algorithm == Algorithm.LEAKY_BUCKET else _TokenEntry
         entry = kind(terms, at)
         entry.key = key

@@ -12,10 +12,13 @@ from enum import IntEnum
 from struct import Struct
 
 import msgpack
+from msgpack import unpackb
+
+from sidecar.messages import INT64_MAX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
 VERSION = 1
@@ -26,6 +29,8 @@ MAX_DEPTH = 1024
 
 _LENGTH = Struct(">I")
 _PREFIX = _LENGTH.size
+_prefix = _LENGTH.pack
+_length_of = _LENGTH.unpack_from
 _MAX_ELEMENTS = 1000
 """The longest array or map in a frame."""
 
@@ -58,58 +63,87 @@ class BadFrame(Exception):
 
 
 class Frames:
-    """Cuts one connection's bytes into frame bodies."""
+    """Cuts one connection's bytes into frame bodies.
 
-    __slots__ = ("_max", "_need", "_rest")
+    partial: whether part of a frame has come and the rest has not.
+    """
+
+    __slots__ = ("_max", "_need", "_rest", "partial")
 
     def __init__(self, max_frame: int = DEFAULT_MAX_FRAME) -> None:
         self._max = max_frame
         self._rest = bytearray()
         self._need = 0
+        self.partial = False
 
-    @property
-    def partial(self) -> bool:
-        """Whether part of a frame has come and the rest has not."""
-        return bool(self._rest)
+    def feed(self, data: bytes) -> Iterable[bytes]:
+        """The bodies that `data` completes, in order; iterating raises BadFrame at an impossible length."""
+        if not self.partial and len(data) >= _PREFIX and len(data) - _PREFIX <= self._max:
+            (length,) = _length_of(data)
+            if length == len(data) - _PREFIX:
+                return (data[_PREFIX:],)  # most reads are one whole frame
+        return self._cut(data)
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The bodies that `data` completes, in order; raises BadFrame when it reaches an impossible length."""
-        if self._rest:
+    def _cut(self, data: bytes) -> Iterator[bytes]:
+        if self.partial:
             # Appended, and looked at only when enough has come: a frame sent byte by byte costs no more.
             self._rest += data
             if len(self._rest) < self._need:
                 return
             data = bytes(self._rest)
             self._rest = bytearray()
+            self.partial = False
         at = 0
         size = len(data)
         while size - at >= _PREFIX:
             start = at + _PREFIX
-            (length,) = _LENGTH.unpack_from(data, at)
+            (length,) = _length_of(data, at)
             if length > self._max:
                 raise BadFrame(f"a frame of {length} bytes is longer than {self._max}")
             end = start + length
             if end > size:
-                self._need = length + _PREFIX
-                self._rest += data[at:]
+                self._keep(data[at:], length + _PREFIX)
                 return
             yield data[start:end]
             at = end
         if at < size:
-            self._need = _PREFIX
-            self._rest += data[at:]
+            self._keep(data[at:], _PREFIX)
+
+    def _keep(self, rest: bytes, need: int) -> None:
+        self._rest += rest
+        self._need = need
+        self.partial = True
 
 
-def frame(body: bytes) -> bytes:
-    """The body with its length before it."""
-    return _LENGTH.pack(len(body)) + body
+class Packer:
+    """Messages -> whole frames, ready to send.  Belongs to one thread: it keeps one buffer for all.
+
+    node: the name that goes with every answer; a client needs none.
+    """
+
+    __slots__ = ("_node", "_pack")
+
+    def __init__(self, node: str = "") -> None:
+        self._node = node
+        # What came as odd bytes in a name goes back as the same bytes in an error's text.
+        self._pack = msgpack.Packer(unicode_errors="surrogateescape").pack
+
+    def request(self, request_id: int, op: int, payload: object, budget: int | None = None) -> bytes:
+        """A request frame; budget in ms."""
+        body: bytes = self._pack((VERSION, request_id, op, payload, budget))
+        return _prefix(len(body)) + body
+
+    def answer(self, request_id: int, outcome: int, payload: object) -> bytes:
+        """An answer frame."""
+        body: bytes = self._pack((VERSION, request_id, outcome, payload, self._node))
+        return _prefix(len(body)) + body
 
 
 def unpack(body: bytes) -> Any:
     """One msgpack value; raises BadFrame.  Text that is not UTF-8 comes with lone surrogates in it, so that
     the fault is the request's own and not the whole frame's."""
     try:
-        return msgpack.unpackb(
+        return unpackb(
             body,
             use_list=False,
             unicode_errors="surrogateescape",
@@ -122,38 +156,38 @@ def unpack(body: bytes) -> Any:
         raise BadFrame(f"not a msgpack value within bounds: {str(error) or type(error).__name__}") from None
 
 
-def open_request(body: bytes) -> tuple[int, int, Any, int | None]:
-    """A request frame's (id, op, payload, budget in ms); raises BadFrame."""
-    value = unpack(body)
+def open_request(body: bytes) -> tuple[int, int, Any]:
+    """A request frame's (id, op, payload); raises BadFrame.
+
+    The budget is checked only: on its own host a daemon answers at once, so no time is left to bound.
+    """
+    try:
+        version, request_id, op, payload, budget = unpackb(
+            body, use_list=False, unicode_errors="surrogateescape", max_array_len=_MAX_ELEMENTS, max_map_len=0
+        )
+    except Exception:
+        version, request_id, op, payload, budget = _five(unpack(body))
+    if type(version) is type(request_id) is type(op) is int and version == VERSION and 0 < request_id <= INT64_MAX:
+        if budget is None or (type(budget) is int and 0 < budget <= INT64_MAX):
+            return request_id, op, payload
+        raise BadFrame("a frame's budget is a positive integer of ms, or nil", request_id)
+    if type(request_id) is not int or not 0 < request_id <= INT64_MAX:
+        raise BadFrame("a request's id is an integer from 1 to 2^63 - 1")
+    if type(version) is not int or version != VERSION:
+        raise BadFrame(f"unknown protocol version {version!r:.20}; this daemon speaks {VERSION}", request_id)
+    raise BadFrame("a frame's op is an integer", request_id)
+
+
+def _five(value: Any) -> tuple[Any, ...]:
+    """The elements of a request frame that was not simply five of them."""
     if type(value) is not tuple or not 4 <= len(value) <= 5:
         raise BadFrame("a frame is an array of 4 or 5 elements: version, id, op, payload, budget")
-    request_id = value[1]
-    if type(request_id) is not int or not 0 < request_id < 1 << 63:
-        raise BadFrame("a request's id is an integer from 1 to 2^63 - 1")
-    if value[0] != VERSION or type(value[0]) is not int:
-        raise BadFrame(f"unknown protocol version {value[0]!r:.20}; this daemon speaks {VERSION}", request_id)
-    op = value[2]
-    if type(op) is not int:
-        raise BadFrame("a frame's op is an integer", request_id)
-    budget = value[4] if len(value) == 5 else None
-    if budget is not None and (type(budget) is not int or not 0 < budget < 1 << 63):
-        raise BadFrame("a frame's budget is a positive integer of ms, or nil", request_id)
-    return request_id, op, value[3], budget
+    return value if len(value) == 5 else (*value, None)
 
 
-def pack_request(request_id: int, op: int, payload: object, budget: int | None = None) -> bytes:
-    """A whole request frame, ready to send."""
-    return frame(msgpack.packb((VERSION, request_id, op, payload, budget)))
-
-
-def pack_answer(request_id: int, outcome: int, payload: object) -> bytes:
-    """A whole answer frame, ready to send."""
-    return frame(msgpack.packb((VERSION, request_id, outcome, payload), unicode_errors="surrogateescape"))
-
-
-def open_answer(body: bytes) -> tuple[int, int, Any]:
-    """An answer frame's (id, outcome, payload); raises BadFrame."""
+def open_answer(body: bytes) -> tuple[int, int, Any, str]:
+    """An answer frame's (id, outcome, payload, node); raises BadFrame."""
     value = unpack(body)
-    if type(value) is not tuple or len(value) < 4 or value[0] != VERSION:
+    if type(value) is not tuple or len(value) != 5 or value[0] != VERSION:
         raise BadFrame(f"not an answer of protocol version {VERSION}")
-    return value[1], value[2], value[3]
+    return value[1], value[2], value[3], value[4]

@@ -1,0 +1,1 @@
+"""What Sidegate costs, measured against what it stands on.  `python -m benchmarks` prints the table."""
