@@ -14,11 +14,11 @@ help: ## this list
 .venv/.daemon: setup.cfg pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Sidegate needs Python 3.11 or later; name one with make PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[daemon]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat -e '.[daemon]'
 	@touch $@
 
 .venv/.dev: .venv/.daemon
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[daemon,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat -e '.[daemon,dev]'
 	@touch $@
 
 .PHONY: run

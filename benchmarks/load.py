@@ -17,6 +17,7 @@ import msgpack
 
 LIMIT = 1_000_000
 WINDOW = 3_600_000
+MILLION = 1_000_000
 
 
 class Load(NamedTuple):
@@ -32,29 +33,45 @@ class Load(NamedTuple):
         return self.trips / self.seconds
 
 
-def raw(start: Callable[[], object], path: str, seconds: float, hits: int, who: int) -> Load:
-    """Frames of `hits` one-hit requests, one at a time, packed and unpacked anew each round trip."""
-    stream = socket.socket(socket.AF_UNIX)
-    stream.connect(path)
-    packer = msgpack.Packer()
-    keys = [f"account:{who}:{number}" for number in range(max(hits, 100))]
-    request_id = 0
+class Asker:
+    """A raw connection: one frame, one answer."""
 
-    def once() -> None:
-        nonlocal request_id
-        request_id += 1
-        requests = [
-            ("requests_per_sec", keys[(request_id + number) % len(keys)], 1, LIMIT, WINDOW, 0, 0, 0, None)
-            for number in range(hits)
-        ]
-        body = packer.pack((1, request_id, 1, requests, None))
-        stream.sendall(struct.pack(">I", len(body)) + body)
-        data = stream.recv(65536)
+    def __init__(self, path: str) -> None:
+        self._stream = socket.socket(socket.AF_UNIX)
+        self._stream.connect(path)
+        self._pack = msgpack.Packer().pack
+        self._request_id = 0
+
+    def ask(self, op: int, payload: object) -> Any:
+        """The answer's payload."""
+        self._request_id += 1
+        body = self._pack((1, self._request_id, op, payload, None))
+        self._stream.sendall(struct.pack(">I", len(body)) + body)
+        data = self._stream.recv(65536)
         (length,) = struct.unpack_from(">I", data)
         while len(data) < length + 4:
-            data += stream.recv(65536)
+            data += self._stream.recv(65536)
         answer = msgpack.unpackb(data[4:], use_list=False)
-        assert answer[1] == request_id
+        assert answer[1] == self._request_id
+        return answer[3]
+
+
+def raw(start: Callable[[], object], path: str, seconds: float, hits: int, who: int) -> Load:
+    """Frames of `hits` one-hit requests, one at a time, packed and unpacked anew each round trip."""
+    asker = Asker(path)
+    keys = [f"account:{who}:{number}" for number in range(max(hits, 100))]
+    asked = 0
+
+    def once() -> None:
+        nonlocal asked
+        asked += 1
+        asker.ask(
+            1,
+            [
+                ("requests_per_sec", keys[(asked + number) % len(keys)], 1, LIMIT, WINDOW, 0, 0, 0, None)
+                for number in range(hits)
+            ],
+        )
 
     return _timed(start, once, seconds)
 
@@ -90,3 +107,46 @@ def _timed(start: Callable[[], object], once: Callable[[], Any], seconds: float)
         trips.append(now - before)
         before = now
     return Load(len(trips), before - began, statistics.median(trips) * 1e6)
+
+
+def fill_or_probe(start: Callable[[], object], path: str, algorithm: int, buckets: int) -> float:
+    """Open `buckets` buckets, 100 a frame: the seconds it took.  With 0, ask every 2 ms until they are there: the
+    worst round trip in ms."""
+    asker = Asker(path)
+    start()
+    if not buckets:
+        return _probe(asker, algorithm, lambda held: held >= MILLION)
+    began = time.perf_counter()
+    for first in range(0, buckets, 100):
+        asker.ask(
+            1,
+            [
+                ("requests_per_sec", f"account:{number:07d}", 1, 1000, WINDOW, algorithm, 0, 0, None)
+                for number in range(first, first + 100)
+            ],
+        )
+    return time.perf_counter() - began
+
+
+def probe_until_swept(start: Callable[[], object], path: str, algorithm: int) -> float:
+    """Ask every 2 ms until the table is swept: the worst round trip in ms."""
+    asker = Asker(path)
+    start()
+    return _probe(asker, algorithm, lambda held: held < MILLION // 100)
+
+
+def move_clock(path: str, epoch_ms: int) -> None:
+    """Set the daemon's manual clock."""
+    Asker(path).ask(5, (0, epoch_ms))
+
+
+def _probe(asker: Asker, algorithm: int, done: Callable[[int], bool]) -> float:
+    worst = 0.0
+    asked = 0
+    while asked % 100 or not done(asker.ask(4, None)["counters"]["buckets"]):
+        asked += 1
+        began = time.perf_counter()
+        asker.ask(1, [("requests_per_sec", "probe", 1, LIMIT, WINDOW, algorithm, 0, 0, None)])
+        worst = max(worst, time.perf_counter() - began)
+        time.sleep(0.002)
+    return worst * 1000

@@ -36,6 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _ERROR
 
 
+def settings_of(arguments: Sequence[str]) -> Any:
+    """The Config that `sidegate serve` would run with, for programs that start a daemon of their own."""
+    parser = argparse.ArgumentParser()
+    _add_settings(parser)
+    return _load(parser.parse_args(arguments))[0]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sidegate", description="A rate limiter that rides beside Python workers.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

@@ -68,7 +68,7 @@ class Repeats:
         self.held_back = 0
 
     def __call__(self, event: str, **fields: object) -> None:
-        """Log a warning (an error, if it carries exc_info), or hold it back and count it."""
+        """Log a warning (an error, if it has a field `error`), or hold it back and count it."""
         now = self._now()
         if event in self._last and now - self._last[event] < self._interval:
             count, _ = self._held.get(event, (0, fields))
@@ -94,4 +94,4 @@ class Repeats:
     def _tell(self, event: str, held: int, fields: dict[str, object]) -> None:
         if held:
             fields = {**fields, "held_back": held}
-        (self._log.error if "exc_info" in fields else self._log.warning)(event, **fields)
+        (self._log.error if "error" in fields else self._log.warning)(event, **fields)

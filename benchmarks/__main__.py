@@ -1,0 +1,27 @@
+"""`python -m benchmarks`: measure, and print every figure beside its target."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+
+from benchmarks.one_host import figures
+
+
+def main() -> None:
+    """Print the machine and a Markdown table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison (default 7)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds of each run (default 1)")
+    options = parser.parse_args()
+    print(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores\n")
+    print("| figure | measured | target | met | in numbers |\n|---|---|---|---|---|")
+    for figure in figures(options.rounds, options.seconds):
+        bound = f"{'>=' if figure.at_least else '<='} {figure.target:g} {figure.unit}"
+        met = "yes" if figure.met else "**missed**"
+        print(f"| {figure.name} | {figure.value:.3g} {figure.unit} | {bound} | {met} | {figure.detail} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
