@@ -19,7 +19,7 @@ OVER = int(Status.OVER_LIMIT)
 class Terms:
     """What a request says of its limit, all but the hits; shared by the buckets that live by it."""
 
-    __slots__ = ("algorithm", "calendar", "capacity", "drain", "duration", "gregorian", "limit", "reset")
+    __slots__ = ("algorithm", "calendar", "capacity", "drain", "duration", "fresh", "gregorian", "limit", "reset")
 
     def __init__(
         self, limit: int, duration: int, algorithm: int, behavior: int, burst: int, calendar: Calendar
@@ -32,6 +32,8 @@ class Terms:
         self.gregorian = bool(behavior & Behavior.DURATION_IS_GREGORIAN)
         self.reset = bool(behavior & Behavior.RESET_REMAINING)
         self.drain = bool(behavior & Behavior.DRAIN_OVER_LIMIT)
+        # A window of 0 ms is over at once, also for a request from before it: each is judged by itself.
+        self.fresh = self.reset or not (duration or self.gregorian)
         self.calendar = calendar
 
     def window_end(self, now: int) -> int:
@@ -68,7 +70,7 @@ class TokenBucket:
 
     def hit(self, hits: int, terms: Terms, now: int) -> Verdict:
         """Judge `hits` (0 peeks, negative gives back) under `terms` at `now` (epoch ms)."""
-        if now >= self.end or terms.reset:
+        if now >= self.end or terms.fresh:
             self._open(terms, now)
         elif terms is not self.terms:
             self._adopt(terms, now)
@@ -95,10 +97,10 @@ class TokenBucket:
             left = 0
         elif left > INT64_MAX:
             left = INT64_MAX
-        retry = end - now if status else 0
+        retry = min(end - now, INT64_MAX) if status else 0
         reset = end - 1 if terms.gregorian else end
         if reset > INT64_MAX:
-            return status, limit, left, INT64_MAX, min(retry, INT64_MAX)
+            reset = INT64_MAX
         return status, limit, left, reset, retry
 
     def _adopt(self, terms: Terms, now: int) -> None:
@@ -186,8 +188,11 @@ class LeakyBucket:
         if unit:
             left = max(0, room // unit)
         else:
-            # A window of 0 ms is over at once: this request alone counts.
-            left = capacity - hits if not terms.reset and 0 < hits <= capacity else capacity
+            # A window of 0 ms is over at once: this request alone counts, and nothing is remembered of it.
+            left = 0 if status and terms.drain else capacity
+            if 0 < hits <= capacity and not terms.reset:
+                left -= hits
+            self.refused = False
         return self._verdict(status, left, wanted, now)
 
     def _leak(self, now: int) -> None:
@@ -201,6 +206,8 @@ class LeakyBucket:
             self.refused = False
         self.level = max(0, self.level - passed * rate)
         self.at = now
+        if self.refused and rate and self.terms.capacity * self.unit - self.level >= self.unit:
+            self.refused = False
 
     def _adopt(self, terms: Terms) -> None:
         """Live on under new terms: the level in tokens stays, rounded up to a unit."""
@@ -208,6 +215,8 @@ class LeakyBucket:
         if unit != self.unit:
             self.level = -(-self.level * unit // self.unit) if self.unit else 0
             self.unit = unit
+            if not unit:
+                self.refused = False
         self.terms = terms
 
     def _verdict(self, status: int, left: int, wanted: int, now: int) -> Verdict:

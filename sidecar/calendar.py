@@ -1,12 +1,13 @@
 """Gregorian windows: which minute, hour, day, ISO week, month or year an instant lies in.
 
 Decides where an interval starts and ends in one time zone, daylight-saving changes included (a day may
-last 23 or 25 hours).  Knows no bucket and reads no clock.  Minutes and hours follow the zone's offset at
-the instant asked for, so an hour that a clock change repeats is two intervals.
+last 23 or 25 hours).  Knows no bucket and reads no clock.  An hour that a clock change repeats is two intervals, and
+one that it cuts short ends there; a day begins when its midnight first strikes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import NamedTuple
 
@@ -54,35 +55,48 @@ class Calendar:
         return (_EPOCH + timedelta(milliseconds=now)).astimezone(self._zone)
 
     def _clocked(self, kind: int, now: int) -> Interval:
-        offset = self._local(now).utcoffset() or timedelta(0)
-        shift = offset // _MILLISECOND
+        offset = self._offset(now)
         length = _FIXED[kind]
-        start = (now + shift) // length * length - shift
-        return Interval(start, start + length)
+        start = (now + offset) // length * length - offset
+        end = start + length
+        # A clock change that is no whole interval (Lord Howe's half hour) ends one and starts another.
+        if self._offset(start) != offset:
+            start = _first(start, now, lambda at: self._offset(at) == offset)
+        if self._offset(end - 1) != offset:
+            end = _first(now, end, lambda at: self._offset(at) != offset)
+        return Interval(start, end)
 
     def _dated(self, kind: int, now: int) -> Interval:
         first = _first_day(kind, self._local(now).date())
-        # A clock set back over midnight makes a midnight happen twice; taking the nearest one on each
-        # side keeps start <= now < end, without which a window would be over before it began.
-        start = max(at for at in self._midnights(first) if at <= now)
-        end = min(at for at in self._midnights(_next_first_day(kind, first)) if at > now)
-        return Interval(start, end)
+        end = self._begin(_next_first_day(kind, first))
+        if now >= end:
+            # A clock set back over midnight brings the old date back for a while; the new interval goes on.
+            first = _next_first_day(kind, first)
+            end = self._begin(_next_first_day(kind, first))
+        return Interval(self._begin(first), end)
 
-    def _midnights(self, day: date) -> tuple[int, int]:
-        """The first and the second time that `day` begins: the same, but for a midnight that repeats."""
+    def _offset(self, now: int) -> int:
+        return (self._local(now).utcoffset() or timedelta(0)) // _MILLISECOND
+
+    def _begin(self, day: date) -> int:
+        """The first instant of `day`; of the day after, if the zone skipped it."""
         midnight = datetime(day.year, day.month, day.day, tzinfo=self._zone)
         first, second = ((midnight.replace(fold=fold) - _EPOCH) // _MILLISECOND for fold in (0, 1))
         if first <= second:
-            return first, second
+            return first
         # A clock set forward over midnight: the day begins at the change, which lies between the two.
-        before, after = second - 1, first
-        while after - before > 1:
-            middle = (before + after) // 2
-            if self._local(middle).date() < day:
-                before = middle
-            else:
-                after = middle
-        return after, after
+        return _first(second - 1, first, lambda at: self._local(at).date() >= day)
+
+
+def _first(before: int, after: int, true: Callable[[int], bool]) -> int:
+    """The first instant after `before` of which `true` holds: it does of `after`, and of all from the first on."""
+    while after - before > 1:
+        middle = (before + after) // 2
+        if true(middle):
+            after = middle
+        else:
+            before = middle
+    return after
 
 
 def _first_day(kind: int, day: date) -> date:

@@ -35,7 +35,7 @@ class ConfigError(ValueError):
 
 def _integer(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not re.fullmatch(r"\d+", text, re.ASCII) or not low <= int(text) <= high:
+        if not re.fullmatch(r"\d{1,18}", text, re.ASCII) or not low <= int(text) <= high:
             raise ValueError(f"must be an integer from {low} to {high}")
         return int(text)
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _INTERVALS = ("minute", "hour", "day", "week", "month", "year")
 _ALGORITHMS = {"token": Algorithm.TOKEN_BUCKET, "leaky": Algorithm.LEAKY_BUCKET}
+_MOST_DIGITS = 20
+"""More than int64 needs, and far from the length at which int() refuses in words of its own."""
 _HOW = 'a window is an int of ms, a timedelta, "<number><ms|s|m|h|d|w>" or "calendar <minute|hour|day|week|month|year>"'
 
 
@@ -93,6 +95,6 @@ def _parse_text(per: str) -> tuple[int, bool]:
     number = text.rstrip("mshdw")
     unit = text[len(number) :]
     number = number.strip()
-    if unit in _UNITS and number.isascii() and number.isdigit():
+    if unit in _UNITS and number.isascii() and number.isdigit() and len(number) < _MOST_DIGITS:
         return int(number) * _UNITS[unit], False
     raise InvalidRequest(f"{_HOW}, not {per!r}")

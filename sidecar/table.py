@@ -155,12 +155,15 @@ class Table:
         """
         horizon = now - self._skew
         forgotten = 0
+        shards = len(self._shards)
         while budget > 0:
             if not self._sweep_rest:
+                if not shards:
+                    break
+                shards -= 1
                 # A snapshot of one shard (0.1 ms at most), so that requests may come between two calls.
                 self._sweep_rest = list(self._shards[self._sweep_shard].values())
                 self._sweep_shard = (self._sweep_shard + 1) & self._mask
-                budget -= 1
             rest = self._sweep_rest
             for _ in range(min(budget, len(rest))):
                 budget -= 1

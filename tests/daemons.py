@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sidecar import Client, SidegateError
 
@@ -19,8 +26,8 @@ EPOCH = 1_700_000_000_000
 class DaemonProcess:
     """`sidegate serve` as a process; its log lines stand in `log`."""
 
-    def __init__(self, folder: Path, *options: str, clock: str = f"manual:{EPOCH}") -> None:
-        self.socket = str(folder / "sidegate.sock")
+    def __init__(self, folder: Path, *options: str, clock: str = f"manual:{EPOCH}", socket: str = "") -> None:
+        self.socket = socket or str(folder / "sidegate.sock")
         self.log = folder / "log.jsonl"
         self.options = ("--socket", self.socket, "--clock", clock, "--node", "test-node", *options)
         self.start()
@@ -51,12 +58,51 @@ class DaemonProcess:
         self.process.send_signal(number)
         return self.process.wait(timeout)
 
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        """The log's lines as data, all of them or those of one event; a line that is not JSON fails the test."""
+        *whole, _unfinished = self.log.read_bytes().split(b"\n")
+        lines = [json.loads(line) for line in whole]
+        return [line for line in lines if name in (None, line["event"])]
+
+    def memory(self) -> int:
+        """Bytes of memory that the daemon holds at present."""
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        assert found, "the daemon has no memory: it is gone"
+        return int(found[1]) * 1024
+
+    def connections(self) -> dict[str, int]:
+        """The daemon's own count of connections, the one that asks included."""
+        with self.client() as client:
+            return dict(client.info()["connections"])
+
     def kill(self) -> None:
         """End it whatever state it is in."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
         self.process.wait()
+
+
+@contextmanager
+def running_daemon(*options: str, **more: str) -> Iterator[DaemonProcess]:
+    """A daemon in a folder of its own, for fixtures that several tests share and for tools outside pytest."""
+    folder = Path(tempfile.mkdtemp(prefix="sg-"))
+    try:
+        daemon = DaemonProcess(folder, *options, **more)
+        try:
+            yield daemon
+        finally:
+            daemon.kill()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    """Wait until `condition()` is true; fails with `what` if it never is."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s in vain until {what}"
+        time.sleep(0.01)
 
 
 def clean_environment(**more: str) -> dict[str, str]:
