@@ -200,7 +200,7 @@ def _client(options: argparse.Namespace) -> Client:
 
 
 def _hit(options: argparse.Namespace) -> int:
-    per = int(options.per) if options.per.isdigit() else options.per
+    per = options.per + "ms" if options.per.isdigit() else options.per
     limit = Limit(options.name, options.limit, per, algorithm=options.algorithm, burst=options.burst)
     with _client(options) as client:
         (decision,) = client.check([limit.request(options.key, options.hits)])

@@ -21,7 +21,7 @@ from sidecar.messages import Decision, Status, count_fault, int_fault, text_faul
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
     from typing import Any
 
@@ -33,7 +33,8 @@ DEFAULT_TIMEOUT = 0.1
 DEFAULT_MAX_CONNECTIONS = 16
 
 _CHECK, _RESET, _PING, _INFO, _CLOCK = 1, 2, 3, 4, 5
-_STATUS = (Status.UNDER_LIMIT, Status.OVER_LIMIT, Status.ERROR)
+_STATUS = {0: Status.UNDER_LIMIT, 1: Status.OVER_LIMIT, 2: Status.ERROR}
+_FRAME_BYTES = 1 << 20
 _POLICIES = ("raise", "allow", "deny")
 _AWAY = (DaemonUnreachable, DaemonTimeout, ProtocolError)
 
@@ -65,9 +66,11 @@ class Client:
         self._timeout = _positive("timeout", options.get("timeout", DEFAULT_TIMEOUT) if timeout is None else timeout)
         size = options.get("max_connections", DEFAULT_MAX_CONNECTIONS) if max_connections is None else max_connections
         self._size = int(_positive("max_connections", size))
+        if self._size != float(size):
+            raise InvalidRequest(f"max_connections is a whole number, not {size!r}")
         if self._on_error not in _POLICIES:
             raise InvalidRequest(f"on_error is one of {', '.join(_POLICIES)}, not {self._on_error!r}")
-        self._pool: Pool | None = None
+        self._pools: dict[int, Pool] = {}
 
     def hit(self, limit: Limit, key: str, hits: int = 1) -> Decision:
         """Ask for `hits` tokens (>= 0) of `limit` for `key`.
@@ -109,10 +112,9 @@ class Client:
         if why:
             raise InvalidRequest(why)
         try:
-            answers, node = self._ask(_CHECK, [request.wire() for request in batch])
+            return self._check(batch)
         except _AWAY as error:
             return [self._made_up(request, error) for request in batch]
-        return [_decision(answer, node) for answer in answers]
 
     def ping(self) -> str:
         """The daemon's node name; raises SidegateError if it does not answer."""
@@ -133,8 +135,8 @@ class Client:
 
     def close(self) -> None:
         """Close the connections; a later call opens new ones."""
-        pool, self._pool = self._pool, None
-        if pool is not None and pool.pid == getpid():
+        pool = self._pools.pop(getpid(), None)
+        if pool is not None:
             pool.close()
 
     def __enter__(self) -> Client:
@@ -153,27 +155,43 @@ class Client:
 
     def _one(self, request: RateLimit) -> Decision:
         try:
-            answers, node = self._ask(_CHECK, (request.wire(),))
+            decision = self._check((request,))[0]
         except _AWAY as error:
             return self._made_up(request, error)
-        decision = _decision(answers[0], node)
         if decision.error:
             return self._made_up(request, RequestRefused(decision.error))
         return decision
 
-    def _ask(self, op: int, payload: object) -> tuple[Any, str]:
-        pool = self._pool
-        # Compared on every call, since not every server that forks runs Python's fork hooks.
-        if pool is None or pool.pid != getpid():
-            pool = self._new_pool(pool)
-        return pool.ask(op, payload)
+    def _check(self, batch: Sequence[RateLimit]) -> list[Decision]:
+        decisions: list[Decision] = []
+        parts = [[request.wire() for request in part] for part in _parts(batch)]
+        for part, (answers, node) in zip(parts, self._open().ask_all(_CHECK, parts), strict=True):
+            try:
+                if len(answers) != len(part):
+                    raise ValueError(f"{len(answers)} decisions on {len(part)} requests")
+                decisions += [_decision(answer, node) for answer in answers]
+            except (TypeError, ValueError, LookupError) as error:
+                self.close()
+                raise ProtocolError(f"the daemon sent what is no decision: {error}") from error
+        return decisions
 
-    def _new_pool(self, old: Pool | None) -> Pool:
+    def _ask(self, op: int, payload: object) -> tuple[Any, str]:
+        return self._open().ask(op, payload)
+
+    def _open(self) -> Pool:
+        # Looked up by process on every call, since not every server that forks runs Python's fork hooks.
+        return self._pools.get(getpid()) or self._new_pool()
+
+    def _new_pool(self) -> Pool:
         from sidecar.connection import Pool
 
-        if old is not None:
-            old.abandon()
-        self._pool = pool = Pool(self._path, self._timeout, self._size)
+        here = getpid()
+        # setdefault lets one of several threads win, so that all of them share one bound on connections.
+        pool = self._pools.setdefault(here, Pool(self._path, self._timeout, self._size))
+        for process in [process for process in self._pools if process != here]:
+            parent = self._pools.pop(process, None)
+            if parent is not None:
+                parent.abandon()
         return pool
 
     def _made_up(self, request: RateLimit, error: SidegateError) -> Decision:
@@ -190,6 +208,16 @@ def _decision(answer: Any, node: str) -> Decision:
     return Decision(
         _STATUS[status], limit, remaining, reset_time, retry_after, node if owner is None else owner, degraded, error
     )
+
+
+def _parts(batch: Sequence[RateLimit]) -> list[Sequence[RateLimit]]:
+    """The batch in parts whose frames a daemon takes: a thousand of the longest keys are more than one may hold."""
+    # A character has at most 4 bytes of UTF-8; the numbers and heads of a request have less than 100.
+    size = sum(100 + 4 * (len(request.name) + len(request.unique_key)) for request in batch)
+    if size < _FRAME_BYTES or len(batch) == 1:
+        return [batch]
+    middle = len(batch) // 2
+    return _parts(batch[:middle]) + _parts(batch[middle:])
 
 
 def _parse_address(address: str | None) -> tuple[str, dict[str, str]]:

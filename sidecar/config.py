@@ -202,7 +202,11 @@ def _read(file: str) -> dict[str, str]:
             raise ConfigError(f"{name} in {file}: no such setting{_near(name)}")
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise ConfigError(f"{name} in {file}: must be a string or an integer, not {value!r}")
-    return {name: str(value) for name, value in content.items()}
+    # TOML's own octal (0o660) comes as a number; written out in octal it is the mode that was meant.
+    return {
+        name: f"{value:04o}" if _BY_NAME[name].metadata["unit"] == "octal" and isinstance(value, int) else str(value)
+        for name, value in content.items()
+    }
 
 
 def _near(name: str, prefix: str = "") -> str:

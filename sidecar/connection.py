@@ -9,12 +9,13 @@ A connection belongs to one thread at a time and to one process for ever: whatev
 
 from __future__ import annotations
 
-import os
 import socket
-import threading
+from collections.abc import Iterable
 from errno import EAGAIN
+from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any
+from weakref import WeakSet
 
 from sidecar.errors import DaemonTimeout, DaemonUnreachable, ProtocolError, RequestRefused
 from sidecar.wire import BadFrame, Frames, Outcome, Packer, open_answer
@@ -25,6 +26,8 @@ _MAX_ANSWER = 64 << 20
 _SLACK = 0.05
 """How far (as a part of the time-out) a socket's armed time-out may differ from what is left of a call:
 re-arming costs a system call, which the usual call need not pay."""
+_LOOK_AGAIN = 0.05
+"""Seconds after which a waiting thread looks by itself whether a place is free."""
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 1.0
 _TIMEOUTS_TO_OPEN = 3
@@ -33,71 +36,83 @@ _TIMEOUTS_TO_OPEN = 3
 class Connection:
     """One stream to the daemon."""
 
-    def __init__(self, path: str, timeout: float, deadline: float) -> None:
+    def __init__(self, path: str, timeout: float) -> None:
         self._path = path
         self._timeout = timeout
         self._frames = Frames(_MAX_ANSWER)
         self._pack = Packer().request
         self._request_id = 0
         self.used = False
-        self._socket = _connect(path, deadline)
+        self._socket: socket.socket | None = None
         self._armed = -1.0
 
     def close(self) -> None:
         """Close this process's end; a forked parent's end lives on."""
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
 
     def ask(self, op: int, payload: object, deadline: float) -> tuple[Any, str]:
-        """One operation's (answer, node that gave it).
+        """One operation's (answer, node that gave it), connecting first if this is the first one.
 
         The caller closes this connection on any exception but RequestRefused.  Raises StaleConnection when
         nothing could be sent because the daemon had closed the stream; DaemonTimeout, DaemonUnreachable,
         ProtocolError, RequestRefused.
         """
+        stream = self._socket
+        if stream is None:
+            stream = self._socket = _connect(self._path, deadline)
         self._request_id += 1
-        left = self._arm(deadline)
-        self._send(self._pack(self._request_id, op, payload, max(1, int(left * 1000))))
+        left = self._arm(stream, deadline)
+        self._send(stream, self._pack(self._request_id, op, payload, max(1, int(left * 1000))))
         self.used = True
         while True:
-            self._arm(deadline)
+            self._arm(stream, deadline)
             try:
-                data = self._socket.recv(_READ)
+                data = stream.recv(_READ)
             except TimeoutError:
                 raise DaemonTimeout(f"no answer from {self._path} in time") from None
             except OSError as error:
                 raise DaemonUnreachable(f"connection to {self._path} was lost: {error}") from error
             if not data:
                 raise DaemonUnreachable(f"the daemon at {self._path} closed the connection")
-            try:
-                for body in self._frames.feed(data):
-                    request_id, outcome, answer, node = open_answer(body)
-                    if outcome == Outcome.FATAL:
-                        raise _fatal(request_id, answer)
-                    if request_id == self._request_id:
-                        if outcome == Outcome.REFUSED:
-                            raise RequestRefused(answer)
-                        return answer, node
-                    if request_id:
-                        raise ProtocolError(f"an answer to {request_id} came instead of {self._request_id}")
-                    # Id 0: something the daemon says unasked; this release knows none and goes on.
-            except BadFrame as error:
-                raise ProtocolError(f"the daemon at {self._path} sent {error.why}") from error
+            found = self._read(data)
+            if found is not None:
+                return found
 
-    def _arm(self, deadline: float) -> float:
+    def _read(self, data: bytes) -> tuple[Any, str] | None:
+        """The answer, if it is complete with these bytes; all of them are taken in either way."""
+        found = None
+        try:
+            for body in self._frames.feed(data):
+                request_id, outcome, payload, node = open_answer(body)
+                if outcome == Outcome.FATAL:
+                    raise _fatal(request_id, payload)
+                if request_id == 0:
+                    continue  # something the daemon says unasked; this release knows none of it
+                if request_id != self._request_id:
+                    raise ProtocolError(f"an answer to {request_id!r} came instead of {self._request_id}")
+                if outcome == Outcome.REFUSED:
+                    raise RequestRefused(payload)
+                found = payload, node
+        except BadFrame as error:
+            raise ProtocolError(f"the daemon at {self._path} sent a bad frame: {error.why}") from error
+        return found
+
+    def _arm(self, stream: socket.socket, deadline: float) -> float:
         left = deadline - monotonic()
         if left <= 0:
             raise DaemonTimeout(f"no answer from {self._path} in time")
         if abs(left - self._armed) > self._timeout * _SLACK:
-            self._socket.settimeout(left)
+            stream.settimeout(left)
             self._armed = left
         return left
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, stream: socket.socket, data: bytes) -> None:
         sent = 0
         try:
-            sent = self._socket.send(data)
+            sent = stream.send(data)
             if sent < len(data):
-                self._socket.sendall(memoryview(data)[sent:])
+                stream.sendall(memoryview(data)[sent:])
         except TimeoutError:
             raise DaemonTimeout(f"the daemon at {self._path} took no more bytes in time") from None
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -180,55 +195,62 @@ class Circuit:
 
 
 class Pool:
-    """The connections of one process, at most `size`, the last used first."""
+    """The connections of one process, at most `size`, the last used first.
+
+    No lock is held anywhere, since an exception from a signal handler can strike between any two steps and
+    would leave one locked.  A connection counts while it lives: one that an interrupted call drops closes,
+    and its place is free again.
+    """
 
     def __init__(self, path: str, timeout: float, size: int) -> None:
-        self.pid = os.getpid()
         self._path = path
         self._timeout = timeout
         self._size = size
         self._idle: list[Connection] = []
-        self._all: set[Connection] = set()
+        self._all: WeakSet[Connection] = WeakSet()
         self._waiting = 0
-        self._opening = 0
-        self._changed = threading.Condition()
+        self._freed: SimpleQueue[None] = SimpleQueue()
         self._circuit = Circuit()
 
     def ask(self, op: int, payload: object) -> tuple[Any, str]:
         """One operation's (answer, node) within the time-out, connecting included; raises as Connection.ask does."""
-        self._circuit.admit()
+        return self._ask(op, payload, monotonic() + self._timeout)
+
+    def ask_all(self, op: int, payloads: Iterable[object]) -> list[tuple[Any, str]]:
+        """The same for several frames, one after another, within one time-out."""
         deadline = monotonic() + self._timeout
-        try:
-            while True:
-                connection = self._take(deadline)
-                try:
-                    answer = connection.ask(op, payload, deadline)
-                except RequestRefused:
-                    self._give(connection)
-                    self._circuit.succeeded()
-                    raise
-                except StaleConnection:
-                    self._discard(connection)
-                    continue
-                except BaseException:
-                    self._discard(connection)
-                    raise
+        return [self._ask(op, payload, deadline) for payload in payloads]
+
+    def _ask(self, op: int, payload: object, deadline: float) -> tuple[Any, str]:
+        self._circuit.admit()
+        while True:
+            connection = self._take(deadline)
+            try:
+                answer = connection.ask(op, payload, deadline)
+            except RequestRefused:
                 self._give(connection)
                 self._circuit.succeeded()
-                return answer
-        except (DaemonUnreachable, DaemonTimeout) as error:
-            self._circuit.failed(error)
-            raise
+                raise
+            except StaleConnection:
+                self._discard(connection)
+                continue
+            except BaseException as error:
+                self._discard(connection)
+                if isinstance(error, DaemonUnreachable | DaemonTimeout):
+                    self._circuit.failed(error)
+                raise
+            self._give(connection)
+            self._circuit.succeeded()
+            return answer
 
     def close(self) -> None:
         """Close every connection; those in use close when their call ends."""
-        with self._changed:
-            while self._idle:
-                self._discard_locked(self._idle.pop())
+        while self._idle:
+            self._discard(self._idle.pop())
 
     def abandon(self) -> None:
         """In a forked child: close the child's copies of the parent's connections, and use none of them."""
-        for connection in self._all:
+        for connection in list(self._all):
             connection.close()
 
     def _take(self, deadline: float) -> Connection:
@@ -236,42 +258,38 @@ class Pool:
             return self._idle.pop()
         except IndexError:
             pass
-        with self._changed:
-            self._waiting += 1
-            try:
-                while True:
-                    if self._idle:
-                        return self._idle.pop()
-                    if len(self._all) + self._opening < self._size:
-                        self._opening += 1
-                        break
-                    if not self._changed.wait(deadline - monotonic()):
-                        raise DaemonTimeout(f"all {self._size} connections to {self._path} stayed busy")
-            finally:
-                self._waiting -= 1
-        connection = None
+        self._waiting += 1
         try:
-            connection = Connection(self._path, self._timeout, deadline)
-        finally:
-            with self._changed:
-                self._opening -= 1
-                if connection is not None:
+            while True:
+                if len(self._all) < self._size:
+                    connection = Connection(self._path, self._timeout)
                     self._all.add(connection)
-                else:
-                    self._changed.notify()
-        return connection
+                    if len(self._all) <= self._size:
+                        return connection
+                    self._all.discard(connection)  # another thread was quicker
+                try:
+                    return self._idle.pop()
+                except IndexError:
+                    pass
+                left = deadline - monotonic()
+                if left <= 0:
+                    raise DaemonTimeout(f"all {self._size} connections to {self._path} stayed busy")
+                try:
+                    self._freed.get(timeout=min(left, _LOOK_AGAIN))
+                except Empty:
+                    pass
+        finally:
+            self._waiting -= 1
 
     def _give(self, connection: Connection) -> None:
         self._idle.append(connection)
-        if self._waiting:
-            with self._changed:
-                self._changed.notify()
+        self._wake()
 
     def _discard(self, connection: Connection) -> None:
-        with self._changed:
-            self._discard_locked(connection)
-
-    def _discard_locked(self, connection: Connection) -> None:
         connection.close()
         self._all.discard(connection)
-        self._changed.notify()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting and self._freed.empty():
+            self._freed.put(None)

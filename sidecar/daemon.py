@@ -12,6 +12,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -88,6 +89,7 @@ class Daemon:
             # Removed before draining: from now on a client finds no daemon, rather than one that hangs up.
             socket_file.remove()
             await self._server.drain(config.grace / 1000)
+            self._repeats.flush(everything=True)
             log.info("daemon_stopped", **self._table.counters._asdict())
         finally:
             socket_file.remove()
@@ -182,6 +184,7 @@ def serve(config: Config) -> int:
     return 0
 
 
+@cache
 def release() -> str:
     """The installed release of Sidegate."""
     try:

@@ -81,10 +81,10 @@ class Repeats:
         held, _ = self._held.pop(event, (0, fields))
         self._tell(event, held, fields)
 
-    def flush(self) -> None:
-        """Tell of events held back whose interval is over."""
+    def flush(self, everything: bool = False) -> None:
+        """Tell of events held back whose interval is over; of all of them, before the end."""
         now = self._now()
-        for event in [event for event in self._held if now - self._last[event] >= self._interval]:
+        for event in [event for event in self._held if everything or now - self._last[event] >= self._interval]:
             count, fields = self._held.pop(event)
             self._last[event] = now
             self._tell(event, count, fields)

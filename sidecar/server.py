@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
         if answers:
             self._transport.write(answers[0] if len(answers) == 1 else b"".join(answers))
         if frames.partial:
-            if self not in server.stalled:
+            if answers or not self.stalled_by:
                 self._stall("frame left unfinished")
         elif self.stalled_by and not self._paused:
             self._unstall()
@@ -145,9 +145,13 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        self._unstall()
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        if self._transport.is_closing():
+            return  # what is left to write still has to be read in time
+        if self._frames.partial:
+            self._stall("frame left unfinished")
+        else:
+            self._unstall()
+        self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         return False

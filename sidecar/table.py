@@ -112,7 +112,7 @@ class Table:
             key = (name, unique_key)
             shard = self._shards[hash(key) & self._mask]
             entry = shard.get(key)
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, RecursionError):
             terms = self._agree(request)
             key = (name, unique_key)
             shard = self._shards[hash(key) & self._mask]

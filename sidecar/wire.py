@@ -53,6 +53,11 @@ class Outcome(IntEnum):
     FATAL = 2
 
 
+_OUTCOMES = frozenset(Outcome)
+# What msgpack refuses with; nothing wider, since a signal handler's exception may come out of it too.
+_REFUSALS = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
+
+
 class BadFrame(Exception):
     """Bytes that can never become a valid frame.  `request_id` is the frame's own where it could be read, else 0."""
 
@@ -152,7 +157,7 @@ def unpack(body: bytes) -> Any:
         )
     except msgpack.ExtraData:
         raise BadFrame("bytes are left after the frame's array") from None
-    except Exception as error:  # msgpack's refusals share no base class: ValueError, TypeError, its own
+    except _REFUSALS as error:
         raise BadFrame(f"not a msgpack value within bounds: {str(error) or type(error).__name__}") from None
 
 
@@ -165,7 +170,7 @@ def open_request(body: bytes) -> tuple[int, int, Any]:
         version, request_id, op, payload, budget = unpackb(
             body, use_list=False, unicode_errors="surrogateescape", max_array_len=_MAX_ELEMENTS, max_map_len=0
         )
-    except Exception:
+    except _REFUSALS:
         version, request_id, op, payload, budget = _five(unpack(body))
     if type(version) is type(request_id) is type(op) is int and version == VERSION and 0 < request_id <= INT64_MAX:
         if budget is None or (type(budget) is int and 0 < budget <= INT64_MAX):
@@ -174,7 +179,8 @@ def open_request(body: bytes) -> tuple[int, int, Any]:
     if type(request_id) is not int or not 0 < request_id <= INT64_MAX:
         raise BadFrame("a request's id is an integer from 1 to 2^63 - 1")
     if type(version) is not int or version != VERSION:
-        raise BadFrame(f"unknown protocol version {version!r:.20}; this daemon speaks {VERSION}", request_id)
+        said = "of odd type" if isinstance(version, tuple | dict) else repr(version)[:20]
+        raise BadFrame(f"unknown protocol version {said}; this daemon speaks {VERSION}", request_id)
     raise BadFrame("a frame's op is an integer", request_id)
 
 
@@ -188,6 +194,8 @@ def _five(value: Any) -> tuple[Any, ...]:
 def open_answer(body: bytes) -> tuple[int, int, Any, str]:
     """An answer frame's (id, outcome, payload, node); raises BadFrame."""
     value = unpack(body)
-    if type(value) is not tuple or len(value) != 5 or value[0] != VERSION:
-        raise BadFrame(f"not an answer of protocol version {VERSION}")
-    return value[1], value[2], value[3], value[4]
+    if type(value) is tuple and len(value) == 5:
+        version, request_id, outcome, payload, node = value
+        if version == VERSION and type(request_id) is int and outcome in _OUTCOMES and type(node) is str:
+            return request_id, outcome, payload, node
+    raise BadFrame(f"not an answer of protocol version {VERSION}")

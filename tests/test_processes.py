@@ -213,7 +213,7 @@ def interrupt_at_random(path: str, seed: int) -> int:
 
     signal.signal(signal.SIGALRM, strike)
     chance = random.Random(seed)
-    client = Client(path, timeout=PATIENT, max_connections=1)
+    client = Client(path, timeout=10, max_connections=1)
     for number in range(1500):
         try:
             armed = True

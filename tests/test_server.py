@@ -87,6 +87,22 @@ def test_a_client_that_never_reads(start_daemon: Start, data: bytes) -> None:
     assert daemon.connections()["dropped"] == 5
 
 
+@pytest.mark.parametrize("data", [PINGS, CHECKS, INFOS], ids=["pings", "checks", "infos"])
+def test_others_wait_for_a_read_at_most(daemon: DaemonProcess, data: bytes) -> None:
+    """A client that sends as much as a socket holds delays another one's call by a moment, whatever it asks for."""
+    deaf = Deaf(daemon, data * 40)
+    longest = 0.0
+    with daemon.client(timeout=60.0) as other:
+        other.ping()
+        for _ in range(20):
+            deaf.push()
+            began = time.monotonic()
+            other.ping()
+            longest = max(longest, time.monotonic() - began)
+    assert deaf.sent > 100_000
+    assert longest < 2.0
+
+
 def test_a_paused_client_that_reads_again(start_daemon: Start) -> None:
     """A client that was paused and then reads gets every answer, in order, and goes on."""
     daemon = start_daemon()
