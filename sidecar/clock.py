@@ -30,15 +30,12 @@ class SystemClock:
         self._wall = wall
         self._adjusted = monotonic()
         self._offset = wall() - self._adjusted
-        self._last = 0
+        self._floor = 0
 
     def now(self) -> int:
         """Epoch ms, never less than the answer before."""
         now = (self._monotonic() + self._offset) // 1_000_000
-        if now < self._last:
-            return self._last
-        self._last = now
-        return now
+        return now if now > self._floor else self._floor
 
     def adjust(self) -> int:
         """Follow the wall clock; how many ms this clock is ahead of it (0 unless that was set back)."""
@@ -48,6 +45,7 @@ class SystemClock:
             self._offset -= ahead
             ahead = 0
         else:
+            self._floor = self.now()
             self._offset -= min(ahead, (monotonic - self._adjusted) // 2)
         self._adjusted = monotonic
         return ahead // 1_000_000

@@ -52,6 +52,7 @@ class Daemon:
         self._service = Service(self._table, self._clock, config.node, self._facts)
         self._server = Server(
             self._service.answer,
+            self._service.answer_again,
             self._clock.now,
             self._service.pack,
             self._repeats,

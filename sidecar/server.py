@@ -37,6 +37,7 @@ class Server:
     def __init__(
         self,
         answer: Callable[[bytes, int], bytes],
+        answer_again: Callable[[bytes, int], bytes | None],
         now: Callable[[], int],
         pack: Callable[[int, int, object], bytes],
         report: Reporter,
@@ -46,6 +47,7 @@ class Server:
         stall_timeout: float,
     ) -> None:
         self.answer = answer
+        self.answer_again = answer_again
         self.now = now
         self.pack = pack
         self.report = report
@@ -115,8 +117,13 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         server = self._server
         now = server.now()
-        answers = []
         frames = self._frames
+        if not frames.partial:
+            again = server.answer_again(data, now)
+            if again is not None:
+                self._transport.write(again)
+                return
+        answers = []
         try:
             for body in frames.feed(data):
                 answers.append(server.answer(body, now))

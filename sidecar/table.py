@@ -45,6 +45,8 @@ class _LeakyEntry(LeakyBucket):
 
 
 _Entry = _TokenEntry | _LeakyEntry
+Known = tuple[_Entry, int, Terms]
+"""A request whose bucket and terms have been found: the bucket, the hits, the terms."""
 
 
 class Counters(NamedTuple):
@@ -125,11 +127,27 @@ class Table:
             at = min(max(created_at, now - self._skew), now + self._skew)
         if entry is None or entry.algorithm != algorithm:
             entry = self._add(request, entry, terms, at, now)
-        else:
-            older = entry.older
-            newer = entry.newer
-            older.newer = newer
-            newer.older = older
+        verdict = self.judge(entry, hits, terms, at)
+        assert verdict is not None  # the bucket was found just now
+        return verdict
+
+    def find(self, request: Sequence[Any]) -> Known | None:
+        """What `judge` needs to judge again what `decide` has just judged; None if its caller dated it."""
+        name, unique_key, hits, limit, duration, algorithm, behavior, burst, created_at = request
+        if created_at is not None:
+            return None
+        key = (name, unique_key)
+        entry = self._shards[hash(key) & self._mask][key]
+        return entry, hits, self._terms[limit, duration, algorithm, behavior, burst]
+
+    def judge(self, entry: _Entry, hits: int, terms: Terms, at: int) -> Verdict | None:
+        """Judge hits on a bucket that `find` gave, at `at`; None if it has been forgotten since."""
+        newer = entry.newer
+        if newer is entry:
+            return None
+        older = entry.older
+        older.newer = newer
+        newer.older = older
         verdict = entry.hit(hits, terms, at)
         ring = self._spare if verdict[2] else self._exhausted
         last = ring.older
@@ -185,7 +203,7 @@ class Table:
         return terms
 
     def _add(self, request: Sequence[Any], old: _Entry | None, terms: Terms, at: int, now: int) -> _Entry:
-        """A new bucket for a valid request, in its dict but in no ring yet; `old`, of another algorithm, goes."""
+        """A new bucket for a valid request; `old`, of another algorithm, goes."""
         validate(request)
         if old is not None:
             self._remove(old)
@@ -199,6 +217,10 @@ class Table:
         kind = _LeakyEntry if terms.algorithm == Algorithm.LEAKY_BUCKET else _TokenEntry
         entry = kind(terms, at)
         entry.key = key
+        last = self._spare.older
+        entry.older = last
+        entry.newer = self._spare
+        last.newer = self._spare.older = entry
         self._shards[hash(key) & self._mask][key] = entry
         self._count += 1
         self._created += 1
@@ -224,6 +246,7 @@ class Table:
     def _remove(self, entry: _Entry) -> None:
         entry.older.newer = entry.newer
         entry.newer.older = entry.older
+        entry.newer = entry  # what `judge` knows a forgotten bucket by
         del self._shards[hash(entry.key) & self._mask][entry.key]
         self._count -= 1
 
