@@ -30,12 +30,15 @@ class SystemClock:
         self._wall = wall
         self._adjusted = monotonic()
         self._offset = wall() - self._adjusted
-        self._floor = 0
+        self._last = 0
 
     def now(self) -> int:
         """Epoch ms, never less than the answer before."""
         now = (self._monotonic() + self._offset) // 1_000_000
-        return now if now > self._floor else self._floor
+        if now < self._last:
+            return self._last
+        self._last = now
+        return now
 
     def adjust(self) -> int:
         """Follow the wall clock; how many ms this clock is ahead of it (0 unless that was set back)."""
@@ -45,7 +48,6 @@ class SystemClock:
             self._offset -= ahead
             ahead = 0
         else:
-            self._floor = self.now()
             self._offset -= min(ahead, (monotonic - self._adjusted) // 2)
         self._adjusted = monotonic
         return ahead // 1_000_000

@@ -90,6 +90,7 @@ class Table:
         nothing = Terms(0, 0, 0, 0, 0, self._calendar)
         self._spare = _ring(nothing)
         self._exhausted = _ring(nothing)
+        self._gone = _ring(nothing)
         self._count = self._created = self._ended = self._evicted = self._evicted_exhausted = self._reset = 0
         self._sweep_shard = 0
         self._sweep_rest: list[_Entry] = []
@@ -143,7 +144,7 @@ class Table:
     def judge(self, entry: _Entry, hits: int, terms: Terms, at: int) -> Verdict | None:
         """Judge hits on a bucket that `find` gave, at `at`; None if it has been forgotten since."""
         newer = entry.newer
-        if newer is entry:
+        if newer is self._gone:
             return None
         older = entry.older
         older.newer = newer
@@ -246,7 +247,9 @@ class Table:
     def _remove(self, entry: _Entry) -> None:
         entry.older.newer = entry.newer
         entry.newer.older = entry.older
-        entry.newer = entry  # what `judge` knows a forgotten bucket by
+        # What `judge` knows a forgotten bucket by.  Not itself: such a cycle would never be freed, since the
+        # daemon keeps the collector off the table.
+        entry.newer = entry.older = self._gone
         del self._shards[hash(entry.key) & self._mask][entry.key]
         self._count -= 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, field
 
 import pytest
@@ -342,3 +343,19 @@ def test_a_table_takes_every_int64_of_hits(hits: int) -> None:
     """The ends of int64 are valid hits, of a new bucket and of a known one."""
     table = Table()
     assert ask(table, T, hits=hits)[0] == ask(table, T, hits=hits)[0] == (U if hits < 0 else O)
+
+
+def test_a_forgotten_bucket_is_freed_at_once() -> None:
+    """Swept, evicted and reset buckets leave no cycle behind: the daemon never runs a full collection."""
+    table = Table(max_buckets=20, max_clock_skew=0)
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(100):
+            decide(table, T, ("name", f"key {number}", 1, 10, 1000, number % 2, 0, 0, None))
+        table.forget("name", "key 99")
+        table.sweep(T + 10_000, 1000)
+        assert len(table) == 0
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
