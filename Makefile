@@ -35,7 +35,7 @@ check: .venv/.dev ## lint, types and import walls
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --config setup.cfg
+	$(BIN)/lint-imports setup.cfg
 
 .PHONY: bench
 bench: .venv/.dev ## measure against the targets (about two minutes, an idle machine)

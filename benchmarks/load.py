@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+NAME = "requests_per_sec"
 LIMIT = 1_000_000
 WINDOW = 3_600_000
 MILLION = 1_000_000
@@ -58,8 +59,12 @@ class Asker:
 
 def raw(start: Callable[[], object], path: str, seconds: float, hits: int, who: int) -> Load:
     """Frames of `hits` one-hit requests, one at a time, packed and unpacked anew each round trip."""
+    return asking(start, path, seconds, hits, [f"account:{who}:{number}" for number in range(max(hits, 100))])
+
+
+def asking(start: Callable[[], object], path: str, seconds: float, hits: int, keys: list[str]) -> Load:
+    """The same, of these keys in turn."""
     asker = Asker(path)
-    keys = [f"account:{who}:{number}" for number in range(max(hits, 100))]
     asked = 0
 
     def once() -> None:
@@ -67,10 +72,7 @@ def raw(start: Callable[[], object], path: str, seconds: float, hits: int, who: 
         asked += 1
         asker.ask(
             1,
-            [
-                ("requests_per_sec", keys[(asked + number) % len(keys)], 1, LIMIT, WINDOW, 0, 0, 0, None)
-                for number in range(hits)
-            ],
+            [(NAME, keys[(asked + number) % len(keys)], 1, LIMIT, WINDOW, 0, 0, 0, None) for number in range(hits)],
         )
 
     return _timed(start, once, seconds)
@@ -80,7 +82,7 @@ def client(start: Callable[[], object], path: str, seconds: float, who: int) -> 
     """One `Client.hit` a round trip."""
     from sidecar import Client, Limit
 
-    limit = Limit("requests_per_sec", LIMIT, per=WINDOW)
+    limit = Limit(NAME, LIMIT, per=WINDOW)
     keys = [f"account:{who}:{number}" for number in range(100)]
     asked = 0
     with Client(path, timeout=5) as asking:
@@ -121,7 +123,7 @@ def fill_or_probe(start: Callable[[], object], path: str, algorithm: int, bucket
         asker.ask(
             1,
             [
-                ("requests_per_sec", f"account:{number:07d}", 1, 1000, WINDOW, algorithm, 0, 0, None)
+                (NAME, f"account:{number:07d}", 1, 1000, WINDOW, algorithm, 0, 0, None)
                 for number in range(first, first + 100)
             ],
         )
@@ -146,7 +148,7 @@ def _probe(asker: Asker, algorithm: int, done: Callable[[int], bool]) -> float:
     while asked % 100 or not done(asker.ask(4, None)["counters"]["buckets"]):
         asked += 1
         began = time.perf_counter()
-        asker.ask(1, [("requests_per_sec", "probe", 1, LIMIT, WINDOW, algorithm, 0, 0, None)])
+        asker.ask(1, [(NAME, "probe", 1, LIMIT, WINDOW, algorithm, 0, 0, None)])
         worst = max(worst, time.perf_counter() - began)
         time.sleep(0.002)
     return worst * 1000

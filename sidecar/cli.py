@@ -95,6 +95,21 @@ def _parser() -> argparse.ArgumentParser:
     _add_connection(info)
     info.set_defaults(run=_info)
 
+    peers = commands.add_parser(
+        "peers", help="the daemons of the cluster", description="The cluster as this daemon knows it."
+    )
+    _add_connection(peers)
+    peers.set_defaults(run=_peers)
+
+    cluster = commands.add_parser(
+        "cluster",
+        help="run several linked daemons, for trying and for tests",
+        description="Run linked daemons on free ports of 127.0.0.1, their sockets in one folder. Ctrl-C stops all.",
+    )
+    cluster.add_argument("--nodes", type=int, default=3, metavar="N", help="how many daemons, 1 to 32 (default 3)")
+    cluster.add_argument("--folder", metavar="PATH", help="where their sockets are (default: a new folder)")
+    cluster.set_defaults(run=_cluster)
+
     clock = commands.add_parser(
         "clock",
         help="move a manual clock",
@@ -165,7 +180,7 @@ def _serve(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         print(f"sidegate: the daemon needs {error.name}: pip install 'sidegate[daemon]'", file=sys.stderr)
         return _ERROR
-    return serve(config)
+    return serve(config, lambda: _read(options)[0])
 
 
 def _config(options: argparse.Namespace) -> int:
@@ -186,13 +201,19 @@ def _config(options: argparse.Namespace) -> int:
 
 
 def _load(options: argparse.Namespace) -> tuple[Any, dict[str, str]]:
-    from sidecar.config import SETTINGS, ConfigError, load
+    from sidecar.config import ConfigError
 
     try:
-        return load({setting.name: getattr(options, setting.name) for setting in SETTINGS}, file=options.config)
+        return _read(options)
     except ConfigError as error:
         print(f"sidegate: {error}", file=sys.stderr)
         return None, {}
+
+
+def _read(options: argparse.Namespace) -> tuple[Any, dict[str, str]]:
+    from sidecar.config import SETTINGS, load
+
+    return load({setting.name: getattr(options, setting.name) for setting in SETTINGS}, file=options.config)
 
 
 def _client(options: argparse.Namespace) -> Client:
@@ -249,6 +270,28 @@ def _info(options: argparse.Namespace) -> int:
         for name, value in _flat(info):
             print(f"{name:<32}{value}")
     return 0
+
+
+def _peers(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        facts = client.peers()
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    elif not facts:
+        print("this daemon is alone: it was given no peers")
+    else:
+        for peer in facts["peers"]:
+            print(f"{peer['name']:<28}{peer['address']:<28}{peer['state']}")
+    return 0
+
+
+def _cluster(options: argparse.Namespace) -> int:
+    from sidecar.trial import run_cluster
+
+    if not 1 <= options.nodes <= 32:
+        print("sidegate: --nodes must be from 1 to 32", file=sys.stderr)
+        return _ERROR
+    return run_cluster(options.nodes, options.folder)
 
 
 def _flat(info: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:

@@ -32,9 +32,13 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = 0.1
 DEFAULT_MAX_CONNECTIONS = 16
 
-_CHECK, _RESET, _PING, _INFO, _CLOCK = 1, 2, 3, 4, 5
+_CHECK, _RESET, _PING, _INFO, _CLOCK, _PEERS = 1, 2, 3, 4, 5, 6
 _STATUS = {0: Status.UNDER_LIMIT, 1: Status.OVER_LIMIT, 2: Status.ERROR}
+_PLAIN, _WHOLE = 5, 8
+_ABSENT = (None, False, "")
 _FRAME_BYTES = 1 << 20
+_FEW = 100
+"""Requests whose frame is never too long, whatever their keys."""
 _POLICIES = ("raise", "allow", "deny")
 _AWAY = (DaemonUnreachable, DaemonTimeout, ProtocolError)
 
@@ -79,17 +83,17 @@ class Client:
         """
         if hits < 0:
             raise InvalidRequest("hits cannot be negative; use refund")
-        return self._one(limit.request(key, hits))
+        return self._one(limit, key, hits)
 
     def peek(self, limit: Limit, key: str) -> Decision:
         """What is left, consuming nothing."""
-        return self._one(limit.request(key, 0))
+        return self._one(limit, key, 0)
 
     def refund(self, limit: Limit, key: str, hits: int = 1) -> Decision:
         """Give `hits` tokens (>= 1) back."""
         if hits < 1:
             raise InvalidRequest("a refund gives at least one hit back")
-        return self._one(limit.request(key, -hits))
+        return self._one(limit, key, -hits)
 
     def reset(self, limit: Limit | str, key: str) -> bool:
         """Forget the bucket of `limit` (or of the limit so named) for `key`; whether there was one.
@@ -112,9 +116,9 @@ class Client:
         if why:
             raise InvalidRequest(why)
         try:
-            return self._check(batch)
+            return self._check([request.wire() for request in batch])
         except _AWAY as error:
-            return [self._made_up(request, error) for request in batch]
+            return [self._made_up(request.limit, error) for request in batch]
 
     def ping(self) -> str:
         """The daemon's node name; raises SidegateError if it does not answer."""
@@ -124,6 +128,10 @@ class Client:
         """What the daemon says of itself: version, node, uptime_ms, clock, counters."""
         facts, node = self._ask(_INFO, None)
         return {"node": node, **facts}
+
+    def peers(self) -> dict[str, Any]:
+        """The daemons of the cluster as this one knows them: me, peers (name, address, state, ...), counters."""
+        return dict(self._ask(_PEERS, None)[0])
 
     def advance_clock(self, ms: int) -> int:
         """Move a manual clock forward by `ms` >= 0; the new epoch ms.  Raises RequestRefused on a real clock."""
@@ -153,18 +161,19 @@ class Client:
             raise InvalidRequest(why)
         return int(self._ask(_CLOCK, (how, ms))[0])
 
-    def _one(self, request: RateLimit) -> Decision:
+    def _one(self, limit: Limit, key: str, hits: int) -> Decision:
+        request = limit.wire(key, hits)
         try:
             decision = self._check((request,))[0]
         except _AWAY as error:
-            return self._made_up(request, error)
-        if decision.error:
-            return self._made_up(request, RequestRefused(decision.error))
+            return self._made_up(limit.limit, error)
+        if decision.status == Status.ERROR:
+            return self._made_up(limit.limit, RequestRefused(decision.error))
         return decision
 
-    def _check(self, batch: Sequence[RateLimit]) -> list[Decision]:
+    def _check(self, batch: Sequence[tuple[Any, ...]]) -> list[Decision]:
         decisions: list[Decision] = []
-        parts = [[request.wire() for request in part] for part in _parts(batch)]
+        parts = _parts(batch)
         for part, (answers, node) in zip(parts, self._open().ask_all(_CHECK, parts), strict=True):
             try:
                 if len(answers) != len(part):
@@ -194,27 +203,30 @@ class Client:
                 parent.abandon()
         return pool
 
-    def _made_up(self, request: RateLimit, error: SidegateError) -> Decision:
+    def _made_up(self, limit: int, error: SidegateError) -> Decision:
         if self._on_error == "raise":
             raise error
         status = Status.UNDER_LIMIT if self._on_error == "allow" else Status.OVER_LIMIT
-        return Decision(status, request.limit, degraded=True, error=str(error))
+        return Decision(status, limit, degraded=True, error=str(error))
 
 
 def _decision(answer: Any, node: str) -> Decision:
-    if len(answer) == 5:
+    if len(answer) == _PLAIN:
         return Decision(_STATUS[answer[0]], answer[1], answer[2], answer[3], answer[4], node)
-    status, limit, remaining, reset_time, retry_after, owner, degraded, error = answer
+    whole = answer if len(answer) == _WHOLE else (*answer, *_ABSENT[len(answer) - _PLAIN :])
+    status, limit, remaining, reset_time, retry_after, owner, degraded, error = whole
     return Decision(
         _STATUS[status], limit, remaining, reset_time, retry_after, node if owner is None else owner, degraded, error
     )
 
 
-def _parts(batch: Sequence[RateLimit]) -> list[Sequence[RateLimit]]:
+def _parts(batch: Sequence[tuple[Any, ...]]) -> list[Sequence[tuple[Any, ...]]]:
     """The batch in parts whose frames a daemon takes: a thousand of the longest keys are more than one may hold."""
+    if len(batch) <= _FEW:
+        return [batch]
     # A character has at most 4 bytes of UTF-8; the numbers and heads of a request have less than 100.
-    size = sum(100 + 4 * (len(request.name) + len(request.unique_key)) for request in batch)
-    if size < _FRAME_BYTES or len(batch) == 1:
+    size = sum(100 + 4 * (len(request[0]) + len(request[1])) for request in batch)
+    if size < _FRAME_BYTES:
         return [batch]
     middle = len(batch) // 2
     return _parts(batch[:middle]) + _parts(batch[middle:])

@@ -17,8 +17,10 @@ from datetime import UTC, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from cluster_link.membership import parse_peers
 from sidecar.address import socket_path, strip_scheme
 from sidecar.calendar import LAST_INSTANT
+from sidecar.forward import FALLBACKS
 from sidecar.logs import LEVELS
 from sidecar.table import DEFAULT_MAX_BUCKETS, DEFAULT_MAX_CLOCK_SKEW
 from sidecar.wire import DEFAULT_MAX_FRAME
@@ -86,6 +88,18 @@ def _path(text: str) -> str:
     return strip_scheme(text)
 
 
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 0 < int(port) < 65_536 or " " in text:
+        raise ValueError("must be host:port")
+    return text
+
+
+def _peers(text: str) -> str:
+    parse_peers(text)
+    return text
+
+
 def time_zone(name: str) -> tzinfo:
     """The zone of that IANA name; UTC needs no zone database."""
     return UTC if name == "UTC" else ZoneInfo(name)
@@ -129,6 +143,35 @@ class Config:
     clock: str = _setting(
         "system", "", "system, or manual:<epoch ms> for tests: time stands until a client moves it", _clock
     )
+    peers: str = _setting(
+        "",
+        "host:port or name=host:port, comma separated",
+        "all daemons of the cluster, this one too; none: this daemon is alone and opens no port",
+        _peers,
+    )
+    listen: str = _setting(
+        "127.0.0.1:1051",
+        "host:port",
+        "where peers reach this daemon's gRPC; open it only to the cluster's network",
+        _address,
+    )
+    advertise: str = _setting(
+        "", "host:port", "this daemon's address as its peers list it; by default the one it listens on", _address
+    )
+    peer_timeout: int = _setting(
+        500, "ms", "longest wait for an owner, and silence after which a peer counts as away", _integer(1, 60_000)
+    )
+    fallback: str = _setting(
+        "error",
+        "",
+        "answer where an owner gives none: error, local (an equal share of the limit), allow or deny",
+        _one_of(*FALLBACKS),
+    )
+    batch_wait: int = _setting(
+        0, "ms", "how long hits are gathered for a peer at least; 0: only while the link is busy", _integer(0, 1_000)
+    )
+    batch_limit: int = _setting(1_000, "requests", "most requests in one batch to a peer", _integer(1, 1_000))
+    peer_queue: int = _setting(20_000, "requests", "most requests waiting for one peer", _integer(1, 10_000_000))
     stall_timeout: int = _setting(
         10_000, "ms", "how long a client may leave answers unread or a frame unfinished", _integer(100, 3_600_000)
     )

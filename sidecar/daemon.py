@@ -14,19 +14,24 @@ import time
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from cluster_link.errors import CannotListen
+from cluster_link.membership import parse_peers
 from sidecar.calendar import Calendar
 from sidecar.clock import Clock, ManualClock, SystemClock
-from sidecar.config import Config, time_zone
+from sidecar.config import Config, ConfigError, time_zone
 from sidecar.logs import Repeats, make_logger
 from sidecar.server import BACKLOG, Server
 from sidecar.service import Service
 from sidecar.socketfile import SocketFile, SocketUnavailable
 from sidecar.table import Table
 from sidecar.wire import VERSION
+
+if TYPE_CHECKING:
+    from sidecar.cluster import Cluster
 
 _SWEEP_SLICE = 500
 """Buckets looked at in one go: 1 to 3 ms if all of them have ended and lie all over memory."""
@@ -38,10 +43,13 @@ _CLOCK_AHEAD_WORTH_TELLING = 1_000
 
 
 class Daemon:
-    """One running daemon.  `config` says all; nothing else is read."""
+    """One running daemon.  `config` says all; `reload` gives it anew on SIGHUP."""
 
-    def __init__(self, config: Config, log: Any) -> None:
+    def __init__(self, config: Config, log: Any, reload: Callable[[], Config] | None = None) -> None:
         self._config = config
+        self._reload = reload or (lambda: config)
+        self._cluster: Cluster | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._log = log
         self._started = time.monotonic()
         self._repeats = Repeats(log, time.monotonic)
@@ -70,6 +78,7 @@ class Daemon:
             stop = asyncio.Event()
             self._catch_signals(stop, socket_file.remove)
             asyncio.get_running_loop().set_exception_handler(self._report_loop_error)
+            cluster = await self._join()
             await self._server.start(socket_file.socket)
             keep_collector_off_the_table()
             log.info(
@@ -90,11 +99,38 @@ class Daemon:
             # Removed before draining: from now on a client finds no daemon, rather than one that hangs up.
             socket_file.remove()
             await self._server.drain(config.grace / 1000)
+            if cluster is not None:
+                await cluster.stop(min(1.0, config.grace / 1000))
             self._repeats.flush(everything=True)
             log.info("daemon_stopped", **self._table.counters._asdict())
         finally:
             socket_file.remove()
             socket_file.release()
+
+    async def _join(self) -> Cluster | None:
+        """Listen for peers and follow the set of them, if this daemon has any."""
+        config = self._config
+        if not config.peers:
+            return None
+        from sidecar.cluster import Cluster
+
+        cluster = Cluster(config, self._service, self._clock.now, self._repeats, self._log)
+        await cluster.start()
+        await cluster.follow(parse_peers(config.peers))
+        self._cluster = cluster
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._tasks.append(loop.create_task(self._read_again())))
+        return cluster
+
+    async def _read_again(self) -> None:
+        """SIGHUP: follow the list of peers as it stands now; on a mistake in it, the old one."""
+        try:
+            config = self._reload()
+        except ConfigError as error:
+            self._log.error("reload_failed", reason=str(error))
+            return
+        if self._cluster is not None:
+            await self._cluster.follow(parse_peers(config.peers))
 
     def _facts(self) -> dict[str, object]:
         server = self._server
@@ -148,6 +184,8 @@ class Daemon:
                     evicted_exhausted=counters.evicted_exhausted,
                 )
             self._repeats.flush()
+            if self._cluster is not None:
+                self._cluster.sweep(_SWEEP_SLICE)
 
     def _raise_descriptor_limit(self) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -173,14 +211,17 @@ class Daemon:
             loop.add_signal_handler(number, caught, number)
 
 
-def serve(config: Config) -> int:
-    """Run a daemon to its end; the exit status."""
+def serve(config: Config, reload: Callable[[], Config] | None = None) -> int:
+    """Run a daemon to its end; the exit status.  reload: the settings read anew, for SIGHUP; raises ConfigError."""
     log = make_logger(config.log_level, config.log_format)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(Daemon(config, log).run())
+            runner.run(Daemon(config, log, reload).run())
     except SocketUnavailable as error:
         log.error("socket_unavailable", reason=str(error), socket=config.socket)
+        return 2
+    except CannotListen as error:
+        log.error("listen_failed", reason=str(error), listen=config.listen)
         return 2
     return 0
 

@@ -7,11 +7,23 @@ and no key.
 from __future__ import annotations
 
 from sidecar.errors import InvalidRequest
-from sidecar.messages import Algorithm, Behavior, RateLimit, _Value
+from sidecar.messages import (
+    INT64_MAX,
+    INT64_MIN,
+    MAX_KEY_BYTES,
+    Algorithm,
+    Behavior,
+    Fallback,
+    RateLimit,
+    _Value,
+    int_fault,
+    text_fault,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import timedelta
+    from typing import Any
 
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _INTERVALS = ("minute", "hour", "day", "week", "month", "year")
@@ -30,12 +42,14 @@ class Limit(_Value):
         "calendar minute" to "calendar year", which follow the daemon's time zone.
     algorithm: "token" (default), "leaky" or an Algorithm.
     burst: a leaky bucket's capacity; 0 means `limit`.
+    fallback: "error", "local", "allow", "deny": what to answer if the key's owner, another node, gives no answer in
+        time; by default as the daemon is set.
     behavior: Behavior bits; DURATION_IS_GREGORIAN is set by a calendar window.
 
     Raises InvalidRequest (a ValueError) at once for anything else.
     """
 
-    __slots__ = ("name", "limit", "duration", "algorithm", "behavior", "burst")
+    __slots__ = ("name", "limit", "duration", "algorithm", "behavior", "burst", "fallback", "_terms")
 
     def __init__(
         self,
@@ -46,28 +60,45 @@ class Limit(_Value):
         algorithm: str | int = Algorithm.TOKEN_BUCKET,
         burst: int = 0,
         behavior: int = 0,
+        fallback: str | int = Fallback.DAEMONS,
     ) -> None:
         duration, calendar = parse_window(per)
         if isinstance(algorithm, str):
             if algorithm not in _ALGORITHMS:
                 raise InvalidRequest(f'unknown algorithm {algorithm!r}; use "token" or "leaky"')
             algorithm = _ALGORITHMS[algorithm]
+        if isinstance(fallback, str):
+            if fallback.upper() not in Fallback.__members__ or fallback != fallback.lower():
+                raise InvalidRequest(f'unknown fallback {fallback!r}; use "error", "local", "allow" or "deny"')
+            fallback = Fallback[fallback.upper()]
         if calendar:
             behavior |= Behavior.DURATION_IS_GREGORIAN
         # RateLimit holds the one check of these values; any key will do for it.
-        checked = RateLimit(name, "any", 0, limit, duration, algorithm, behavior, burst)
+        checked = RateLimit(name, "any", 0, limit, duration, algorithm, behavior, burst, None, fallback)
         self.name = name
         self.limit = limit
         self.duration = duration
         self.algorithm = checked.algorithm
         self.behavior = checked.behavior
         self.burst = burst
+        self.fallback = checked.fallback
+        self._terms = checked.wire()[3:]
 
     def request(self, unique_key: str, hits: int = 1) -> RateLimit:
         """A request of this limit for one key; raises InvalidRequest."""
-        return RateLimit(
-            self.name, unique_key, hits, self.limit, self.duration, self.algorithm, self.behavior, self.burst
-        )
+        return RateLimit(*self.wire(unique_key, hits))
+
+    def wire(self, unique_key: str, hits: int) -> tuple[Any, ...]:
+        """The same as it stands in a frame: of a limit that was checked when it was made, only these two are new."""
+        if type(hits) is not int or not INT64_MIN <= hits <= INT64_MAX or not _usual(unique_key):
+            why = int_fault("hits", hits, INT64_MIN) or text_fault("unique_key", unique_key)
+            if why:
+                raise InvalidRequest(why)
+        return (self.name, unique_key, hits, *self._terms)
+
+
+def _usual(key: object) -> bool:
+    return type(key) is str and key.isascii() and 0 < len(key) <= MAX_KEY_BYTES
 
 
 def parse_window(per: str | int | timedelta) -> tuple[int, bool]:

@@ -52,6 +52,21 @@ class Status(IntEnum):
     ERROR = 2
 
 
+class Fallback(IntEnum):
+    """What a request is answered when its owner gives no answer in time.
+
+    DAEMONS: as the daemon is set.  ERROR: status ERROR.  LOCAL: decided by the node that was asked, with an equal
+    share of the limit.  ALLOW, DENY: admitted, refused.  All but ERROR set `degraded`.
+    """
+
+    DAEMONS = 0
+    ERROR = 1
+    LOCAL = 2
+    ALLOW = 3
+    DENY = 4
+
+
+MAX_FALLBACK = int(Fallback.DENY)
 _ALL_BEHAVIORS = 63
 _GREGORIAN = int(Behavior.DURATION_IS_GREGORIAN)
 _INTERVALS = 6
@@ -75,7 +90,8 @@ class _Value:
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        inner = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        shown = [name for name in self.__slots__ if not name.startswith("_")]
+        inner = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
         return f"{type(self).__name__}({inner})"
 
 
@@ -89,6 +105,7 @@ class RateLimit(_Value):
         4 month, 5 year.
     burst: a leaky bucket's capacity, >= 0; 0 means `limit`.
     created_at: epoch ms at which the caller saw the request, or None.
+    fallback: what to answer if the key's owner, another node, gives no answer; by default as the daemon is set.
 
     Raises InvalidRequest for any value outside these.
     """
@@ -103,6 +120,7 @@ class RateLimit(_Value):
         "behavior",
         "burst",
         "created_at",
+        "fallback",
     )
 
     def __init__(
@@ -116,6 +134,7 @@ class RateLimit(_Value):
         behavior: int = 0,
         burst: int = 0,
         created_at: int | None = None,
+        fallback: int = 0,
     ) -> None:
         self.name = name
         self.unique_key = unique_key
@@ -127,11 +146,15 @@ class RateLimit(_Value):
         self.behavior = int(behavior) if isinstance(behavior, Behavior) else behavior
         self.burst = burst
         self.created_at = created_at
-        validate(self.wire())
+        self.fallback = int(fallback) if isinstance(fallback, Fallback) else fallback
+        validate(self.wire()[:9])
+        why = int_fault("fallback", self.fallback, 0, MAX_FALLBACK)
+        if why:
+            raise InvalidRequest(why)
 
     def wire(self) -> tuple[object, ...]:
         """The request as it stands in a frame (docs/protocol.md, "A request")."""
-        return (
+        plain = (
             self.name,
             self.unique_key,
             self.hits,
@@ -142,6 +165,7 @@ class RateLimit(_Value):
             self.burst,
             self.created_at,
         )
+        return (*plain, self.fallback) if self.fallback else plain
 
 
 class Decision(_Value):

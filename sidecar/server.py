@@ -28,7 +28,9 @@ class Reporter(Protocol):
 class Server:
     """The connections of one listening socket.
 
-    answer: a request frame's body and epoch ms -> the answer frame; raises BadFrame.
+    answer: (a request frame's body, epoch ms, its connection) -> the answer frame, or None if that is sent to the
+        connection later; raises BadFrame.
+    answer_again: (bytes read, epoch ms) -> the answer frame if they are one that needs no decoding.
     now: epoch ms.
     pack: (id, outcome, payload) -> an answer frame.
     stall_timeout: seconds that a client may leave answers unread or a frame unfinished.
@@ -36,7 +38,7 @@ class Server:
 
     def __init__(
         self,
-        answer: Callable[[bytes, int], bytes],
+        answer: Callable[[bytes, int, Connection], bytes | None],
         answer_again: Callable[[bytes, int], bytes | None],
         now: Callable[[], int],
         pack: Callable[[int, int, object], bytes],
@@ -57,6 +59,7 @@ class Server:
         self.connections: set[Connection] = set()
         self.stalled: dict[Connection, float] = {}
         self.accepted = self.refused = self.dropped = self.bad_frames = 0
+        self.pending = 0
         self._listener: asyncio.AbstractServer | None = None
 
     async def start(self, sock: socket.socket) -> None:
@@ -80,9 +83,11 @@ class Server:
         # Two turns of the loop, so that what the kernel already holds is read and answered too.
         await asyncio.sleep(0)
         await asyncio.sleep(0.001)
+        end = loop.time() + grace
+        while self.pending and loop.time() < end:
+            await asyncio.sleep(0.005)
         for connection in list(self.connections):
             connection.close()
-        end = loop.time() + grace
         while self.connections and loop.time() < end:
             await asyncio.sleep(0.01)
         for connection in list(self.connections):
@@ -93,13 +98,14 @@ class Server:
 class Connection(asyncio.Protocol):
     """One client's stream."""
 
-    __slots__ = ("_frames", "_paused", "_server", "_transport", "stalled_by")
+    __slots__ = ("_frames", "_paused", "_server", "_transport", "gone", "stalled_by")
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._frames = Frames(server.max_frame)
         self._paused = False
         self.stalled_by = ""
+        self.gone = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -126,7 +132,11 @@ class Connection(asyncio.Protocol):
         answers = []
         try:
             for body in frames.feed(data):
-                answers.append(server.answer(body, now))
+                answer = server.answer(body, now, self)
+                if answer is not None:
+                    answers.append(answer)
+                else:
+                    server.pending += 1
         except BadFrame as error:
             server.bad_frames += 1
             server.report("bad_frame", why=error.why)
@@ -164,8 +174,15 @@ class Connection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.gone = True
         self._server.connections.discard(self)
         self._server.stalled.pop(self, None)
+
+    def send(self, data: bytes) -> None:
+        """Write an answer that was not there when its frame was read."""
+        self._server.pending -= 1
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def close(self) -> None:
         """Close when what was answered has been written; if the client never reads it, drop_stalled ends it."""

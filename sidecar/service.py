@@ -7,22 +7,23 @@ hands it a frame's body and the instant.  On this path there is no task, no futu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sidecar.clock import Clock, SystemClock
 from sidecar.errors import InvalidRequest
+from sidecar.forward import Asker
 from sidecar.messages import MAX_REQUESTS, Status, int_fault, text_fault
+from sidecar.router import Router
 from sidecar.table import Known, Table
-from sidecar.wire import BadFrame, Op, Outcome, Packer, frame, open_request, split_id
+from sidecar.wire import BadFrame, Op, Outcome, Packer, filled, frame, open_request, split_id
 
 _CHECK = int(Op.CHECK)
 _ANSWERED = int(Outcome.ANSWERED)
 _ERROR = int(Status.ERROR)
-_DEFAULTS = (0, 0, 0, None)
-_REQUIRED = 5
 _MAX_KNOWN = 16_384
 """Frames remembered, of about 300 bytes each; past it the memory starts anew."""
-_FIELDS = _REQUIRED + len(_DEFAULTS)
+_FIELDS = 9
 
 CLOCK_SET = 0
 CLOCK_ADVANCE = 1
@@ -40,9 +41,11 @@ class Service:
         self._decide = table.decide
         self._clock = clock
         self._facts = facts
-        packer = Packer(node)
-        self.pack = packer.answer
-        self._decided = packer.decided
+        self._packer = Packer(node)
+        self.pack = self._packer.answer
+        self._decided = self._packer.decided
+        self._router: Router | None = None
+        self.peers: Callable[[], object] = dict
         self._judge = table.judge
         self._known: dict[bytes, Known] = {}
         self.decisions = 0
@@ -68,18 +71,58 @@ class Service:
             self.over_limit += 1
         return self._decided(request_id, verdict)
 
-    def answer(self, body: bytes, now: int) -> bytes:
-        """The answer frame to a request frame's body at `now` (epoch ms); raises BadFrame."""
-        request_id, op, payload = open_request(body)
+    def route_by(self, router: Router | None) -> None:
+        """Route by a new ring from now on; None while this node is alone."""
+        self._router = router
+        self._known.clear()
+
+    def decide_here(self, requests: Sequence[Any]) -> list[Any]:
+        """Decide requests at this node's own time."""
+        return self._decide_all(requests, self._clock.now())
+
+    def answer(self, body: bytes, now: int, asker: Asker) -> bytes | None:
+        """The answer frame to a request frame's body at `now` (epoch ms); raises BadFrame.
+
+        None if other nodes decide a part of it: the asker is sent the answer when all is there.
+        """
+        request_id, op, payload, budget = open_request(body)
         if op != _CHECK:
-            return self._answer_other(request_id, op, payload, now)
+            return self._answer_other(request_id, op, payload, now, asker, budget)
         if type(payload) is not tuple or not 0 < len(payload) <= MAX_REQUESTS:
             raise BadFrame(f"a check's payload is an array of 1 to {MAX_REQUESTS} requests", request_id)
-        answers: list[tuple[object, ...]] = []
-        for request in payload:
+        finish = partial(self.pack, request_id, _ANSWERED)
+        if self._router is None:
+            answers = self._decide_all(payload, now)
+        else:
+            routed = self._router.check(payload, asker, budget, finish)
+            if routed is None:
+                return None
+            answers = routed
+        if len(payload) == 1 and answers[0][0] != _ERROR:
+            self._learn(body, filled(payload[0])[0])
+        return finish(answers)
+
+    def answer_peer(self, body: bytes, now: int) -> bytes:
+        """The answer to a batch from a peer: decided here, whatever this node's ring says of its keys.
+
+        Raises ValueError (BadFrame is one) for what is no batch.
+        """
+        request_id, op, payload, _ = open_request(body)
+        if op == _CHECK and type(payload) is tuple:
+            return self._packer.answer_body(request_id, _ANSWERED, self._decide_all(payload, now))
+        if op == Op.PING:
+            return self._packer.answer_body(request_id, _ANSWERED, None)
+        if op == Op.RESET:
+            return self._packer.answer_body(request_id, _ANSWERED, self._reset_here(request_id, payload))
+        raise BadFrame(f"op {op} is none of a peer's", request_id)
+
+    def _decide_all(self, requests: Sequence[Any], now: int) -> list[tuple[Any, ...]]:
+        """Decide every request here, in order."""
+        answers: list[tuple[Any, ...]] = []
+        for request in requests:
             try:
                 if type(request) is not tuple or len(request) != _FIELDS:
-                    request = _filled(request)
+                    request, _ = filled(request)
                 verdict = self._decide(now, request)
                 if verdict[0]:
                     self.over_limit += 1
@@ -88,9 +131,7 @@ class Service:
                 self.errors += 1
                 answers.append((_ERROR, 0, 0, 0, 0, None, False, str(error)))
         self.decisions += len(answers)
-        if len(payload) == 1 and answers[0][0] != _ERROR:
-            self._learn(body, request)
-        return self.pack(request_id, _ANSWERED, answers)
+        return answers
 
     def _learn(self, body: bytes, request: Sequence[Any]) -> None:
         """Remember a decided frame, so that `answer_again` knows it."""
@@ -101,25 +142,39 @@ class Service:
                 self._known.clear()
             self._known[rest] = known
 
-    def _answer_other(self, request_id: int, op: int, payload: Any, now: int) -> bytes:
+    def _answer_other(
+        self, request_id: int, op: int, payload: Any, now: int, asker: Asker, budget: int | None
+    ) -> bytes | None:
         if op == Op.RESET:
-            return self._reset(request_id, payload)
+            return self._reset(request_id, payload, asker, budget)
         if op == Op.PING:
             return self.pack(request_id, _ANSWERED, None)
         if op == Op.INFO:
             return self.pack(request_id, _ANSWERED, self._info(now))
         if op == Op.CLOCK:
             return self._move_clock(request_id, payload)
+        if op == Op.PEERS:
+            return self.pack(request_id, _ANSWERED, self.peers())
         raise BadFrame(f"unknown op {op}", request_id)
 
-    def _reset(self, request_id: int, payload: Any) -> bytes:
+    def _reset(self, request_id: int, payload: Any, asker: Asker, budget: int | None) -> bytes | None:
+        if self._router is not None and type(payload) is tuple and len(payload) == 2:
+            peer = self._router.owner(*payload)
+            if peer is not None:
+                self._router.reset(peer, *payload, asker, budget, partial(self._pack_reset, request_id))
+                return None
+        return self._pack_reset(request_id, [self._reset_here(request_id, payload)])
+
+    def _pack_reset(self, request_id: int, answers: list[bool | str]) -> bytes:
+        outcome = Outcome.REFUSED if isinstance(answers[0], str) else Outcome.ANSWERED
+        return self.pack(request_id, outcome, answers[0])
+
+    def _reset_here(self, request_id: int, payload: Any) -> bool | str:
+        """Whether there was such a bucket, or why the payload names none."""
         if type(payload) is not tuple or len(payload) != 2:
             raise BadFrame("a reset's payload is [name, unique_key]", request_id)
         name, unique_key = payload
-        why = text_fault("name", name) or text_fault("unique_key", unique_key)
-        if why:
-            return self.pack(request_id, Outcome.REFUSED, why)
-        return self.pack(request_id, _ANSWERED, self._table.forget(name, unique_key))
+        return text_fault("name", name) or text_fault("unique_key", unique_key) or self._table.forget(name, unique_key)
 
     def _info(self, now: int) -> dict[str, object]:
         counters = {
@@ -151,10 +206,3 @@ class Service:
             except ValueError as error:
                 why = str(error)
         return self.pack(request_id, Outcome.REFUSED, why)
-
-
-def _filled(request: Any) -> tuple[Any, ...]:
-    """The request with its defaults written out; raises InvalidRequest if it is no array of 5 to 9 elements."""
-    if type(request) is not tuple or not _REQUIRED <= len(request) <= _FIELDS:
-        raise InvalidRequest(f"a request is an array of {_REQUIRED} to {_FIELDS} elements")
-    return request + _DEFAULTS[len(request) - _REQUIRED :]

@@ -14,7 +14,8 @@ from struct import Struct
 import msgpack
 from msgpack import unpackb
 
-from sidecar.messages import INT64_MAX, Verdict
+from sidecar.errors import InvalidRequest
+from sidecar.messages import INT64_MAX, MAX_FALLBACK, Verdict, int_fault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ _ONE_DECISION = b"\x00\x91\x95"  # answered, array of 1, array of 5
 _WIDE = 0xCF  # an integer of 8 bytes
 _SHORT_ID, _MIDDLE_ID = Struct(">H").unpack_from, Struct(">I").unpack_from
 _ID_AT = _PREFIX + 2  # behind the length, the array's head and the version
+_REQUIRED = 5
+_DEFAULTS = (0, 0, 0, None, 0)
+_REQUEST = _REQUIRED + len(_DEFAULTS)
 _USUAL_SIZE = 256
 """Bytes up to which a frame is usual."""
 _MAX_ELEMENTS = 1000
@@ -52,6 +56,7 @@ class Op(IntEnum):
     PING = 3
     INFO = 4
     CLOCK = 5
+    PEERS = 6
 
 
 class Outcome(IntEnum):
@@ -151,8 +156,12 @@ class Packer:
 
     def request(self, request_id: int, op: int, payload: object, budget: int | None = None) -> bytes:
         """A request frame; budget in ms."""
+        return frame(self.request_body(request_id, op, payload, budget))
+
+    def request_body(self, request_id: int, op: int, payload: object, budget: int | None = None) -> bytes:
+        """The same without its length: between peers, gRPC tells it."""
         body: bytes = self._pack((VERSION, request_id, op, payload, budget))
-        return _prefix(len(body)) + body
+        return body
 
     def decided(self, request_id: int, verdict: Verdict) -> bytes:
         """The answer frame to a check of one request: each integer at its widest, which needs no search for the
@@ -179,8 +188,12 @@ class Packer:
 
     def answer(self, request_id: int, outcome: int, payload: object) -> bytes:
         """An answer frame."""
+        return frame(self.answer_body(request_id, outcome, payload))
+
+    def answer_body(self, request_id: int, outcome: int, payload: object) -> bytes:
+        """The same without its length."""
         body: bytes = self._pack((VERSION, request_id, outcome, payload, self._node))
-        return _prefix(len(body)) + body
+        return body
 
 
 def unpack(body: bytes) -> Any:
@@ -200,11 +213,8 @@ def unpack(body: bytes) -> Any:
         raise BadFrame(f"not a msgpack value within bounds: {str(error) or type(error).__name__}") from None
 
 
-def open_request(body: bytes) -> tuple[int, int, Any]:
-    """A request frame's (id, op, payload); raises BadFrame.
-
-    The budget is checked only: on its own host a daemon answers at once, so no time is left to bound.
-    """
+def open_request(body: bytes) -> tuple[int, int, Any, int | None]:
+    """A request frame's (id, op, payload, budget in ms); raises BadFrame."""
     try:
         version, request_id, op, payload, budget = unpackb(
             body, use_list=False, unicode_errors="surrogateescape", max_array_len=_MAX_ELEMENTS, max_map_len=0
@@ -213,7 +223,7 @@ def open_request(body: bytes) -> tuple[int, int, Any]:
         version, request_id, op, payload, budget = _five(unpack(body))
     if type(version) is type(request_id) is type(op) is int and version == VERSION and 0 < request_id <= INT64_MAX:
         if budget is None or (type(budget) is int and 0 < budget <= INT64_MAX):
-            return request_id, op, payload
+            return request_id, op, payload, budget
         raise BadFrame("a frame's budget is a positive integer of ms, or nil", request_id)
     if type(request_id) is not int or not 0 < request_id <= INT64_MAX:
         raise BadFrame("a request's id is an integer from 1 to 2^63 - 1")
@@ -255,3 +265,18 @@ def open_answer(body: bytes) -> tuple[int, int, Any, str]:
         if version == VERSION and type(request_id) is int and outcome in _OUTCOMES and type(node) is str:
             return request_id, outcome, payload, node
     raise BadFrame(f"not an answer of protocol version {VERSION}")
+
+
+def filled(request: Any) -> tuple[tuple[Any, ...], int]:
+    """A request's nine values with its defaults written out, and its fallback (0: the daemon's).
+
+    Raises InvalidRequest if it is no array of 5 to 10 elements, or its fallback is none.
+    """
+    if type(request) is not tuple or not _REQUIRED <= len(request) <= _REQUEST:
+        raise InvalidRequest(f"a request is an array of {_REQUIRED} to {_REQUEST} elements")
+    whole = request + _DEFAULTS[len(request) - _REQUIRED :]
+    fallback = whole[-1]
+    why = int_fault("fallback", fallback, 0, MAX_FALLBACK)
+    if why:
+        raise InvalidRequest(why)
+    return whole[:-1], fallback

@@ -203,7 +203,7 @@ def test_values_print_their_fields() -> None:
     """repr tells every field by name."""
     assert repr(RateLimit("n", "k", 1, 2, 3)) == (
         "RateLimit(name='n', unique_key='k', hits=1, limit=2, duration=3, algorithm=0, behavior=0, burst=0, "
-        "created_at=None)"
+        "created_at=None, fallback=0)"
     )
     text = repr(Decision(Status.ERROR, error="why"))
     assert text.startswith("Decision(status=<Status.ERROR: 2>, limit=0, remaining=0,")

@@ -79,7 +79,7 @@ def test_check_byte_for_byte(start_daemon: Callable[..., DaemonProcess]) -> None
         b"\x07"  # id 7
         b"\x01"  # op 1 is CHECK
         b"\x91"  # its payload: an array of requests, here of 1
-        b"\x98"  # a request is an array of 5 to 9 elements, here 8
+        b"\x98"  # a request is an array of 5 to 10 elements, here 8
         b"\xa3rps"  # name
         b"\xa1a"  # unique_key
         b"\x01"  # hits
@@ -257,12 +257,13 @@ def test_too_many_requests_in_one_frame(raw: Raw) -> None:
         (["name", "key", 1, 10, 6, 0, 4], "Gregorian"),
         (["name", "key", 1, 10, 1000, 1, 0, -1], "burst"),
         (["name", "key", 1, 10, 1000, 1, 0, 0, "now"], "created_at"),
-        (["name", "key", 1, 10], "5 to 9"),
-        (["name", "key", 1, 10, 1000, 0, 0, 0, None, None], "5 to 9"),
-        ("a string", "5 to 9"),
-        ({"name": "name"}, "5 to 9"),
-        (None, "5 to 9"),
-        (msgpack.ExtType(5, b"what"), "5 to 9"),
+        (["name", "key", 1, 10], "5 to 10"),
+        (["name", "key", 1, 10, 1000, 0, 0, 0, None, 5], "fallback"),
+        (["name", "key", 1, 10, 1000, 0, 0, 0, None, 0, 0], "5 to 10"),
+        ("a string", "5 to 10"),
+        ({"name": "name"}, "5 to 10"),
+        (None, "5 to 10"),
+        (msgpack.ExtType(5, b"what"), "5 to 10"),
     ],
 )
 def test_a_bad_request_in_a_good_frame(raw: Raw, request_: object, named: str) -> None:

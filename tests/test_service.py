@@ -78,15 +78,17 @@ BAD_REQUESTS: list[tuple[object, str]] = [
     (fields(behavior=4, duration=6), "duration 6 is no Gregorian interval"),
     (fields(burst=2**63), "field 'burst' must lie in"),
     (fields(created_at="now"), "field 'created_at' must be an integer, not str"),
-    (fields()[:4], "a request is an array of 5 to 9 elements"),
-    ((*fields(), None), "a request is an array of 5 to 9 elements"),
-    ((), "a request is an array of 5 to 9 elements"),
-    (None, "a request is an array of 5 to 9 elements"),
-    (7, "a request is an array of 5 to 9 elements"),
-    ("request", "a request is an array of 5 to 9 elements"),
-    ("nine char", "a request is an array of 5 to 9 elements"),
-    (b"nine char", "a request is an array of 5 to 9 elements"),
-    ({"name": "n"}, "a request is an array of 5 to 9 elements"),
+    (fields()[:4], "a request is an array of 5 to 10 elements"),
+    ((*fields(), None), "field 'fallback' must be an integer"),
+    ((*fields(), 5), "field 'fallback' must lie in 0..4"),
+    ((*fields(), 0, 0), "a request is an array of 5 to 10 elements"),
+    ((), "a request is an array of 5 to 10 elements"),
+    (None, "a request is an array of 5 to 10 elements"),
+    (7, "a request is an array of 5 to 10 elements"),
+    ("request", "a request is an array of 5 to 10 elements"),
+    ("nine char", "a request is an array of 5 to 10 elements"),
+    (b"nine char", "a request is an array of 5 to 10 elements"),
+    ({"name": "n"}, "a request is an array of 5 to 10 elements"),
 ]
 
 
@@ -208,7 +210,7 @@ def test_info_counts_what_was_decided(service: Service) -> None:
     }
 
 
-@pytest.mark.parametrize("op", [0, 6, -1, 255, INT64_MAX])
+@pytest.mark.parametrize("op", [0, 7, -1, 255, INT64_MAX])
 def test_an_unknown_operation_is_a_bad_frame(service: Service, op: int) -> None:
     """An op that this release does not know is told with the frame's id."""
     with pytest.raises(BadFrame, match=f"unknown op {op}") as caught:

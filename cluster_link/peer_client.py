@@ -1,0 +1,249 @@
+"""One channel to one peer: runs batches, knows when the peer is away, settles every waiter exactly once.
+
+Decides when to connect, when a silent peer counts as away and when it is back.  Knows no limit and no ring; what a
+batch says is the codec's.  Nothing is sent twice: what may have reached a peer that then fell silent is failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import grpc
+import grpc.aio
+
+from cluster_link.batch import Batcher
+from cluster_link.membership import Peer
+
+METHOD = "/sidegate.Peer/Carry"
+MAX_MESSAGE = 64 << 20
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    # grpc's own back-off grows to two minutes; ours, below, decides.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_retries", 0),
+]
+
+
+class Waiter(Protocol):
+    """Who waits for one answer; `waiting` turns false when it has stopped to."""
+
+    @property
+    def waiting(self) -> bool: ...
+
+    def answered(self, answer: Any, node: str) -> None: ...
+
+    def failed(self, why: str) -> None: ...
+
+
+class Codec(NamedTuple):
+    """How a batch is written and read.
+
+    pack: (batch id, op, payloads) -> bytes.  unpack: bytes -> (batch id, answers or None, why not, node).
+    ping: (batch id) -> bytes of a batch that asks for nothing but an answer.
+    """
+
+    pack: Callable[[int, int, list[Any]], bytes]
+    unpack: Callable[[bytes], tuple[int, Any, str, str]]
+    ping: Callable[[int], bytes]
+
+
+class Settings(NamedTuple):
+    """limit: requests a batch; wait: seconds that a batch gathers at least; max_queue: requests waiting for a peer;
+    timeout: seconds of silence after which a peer counts as away."""
+
+    limit: int
+    wait: float
+    max_queue: int
+    timeout: float
+
+
+class _Item(NamedTuple):
+    op: int
+    payload: Any
+    waiter: Waiter
+
+
+class _Sent(NamedTuple):
+    items: list[_Item]
+    at: float
+
+
+class PeerClient:
+    """The link to one peer.  `report` is told of changes: (event, **fields)."""
+
+    def __init__(self, peer: Peer, codec: Codec, settings: Settings, report: Callable[..., None]) -> None:
+        self.peer = peer
+        self._codec = codec
+        self._settings = settings
+        self._report = report
+        self._batcher: Batcher[_Item] = Batcher(settings.limit, max_queue=settings.max_queue)
+        self._sent: dict[int, _Sent] = {}
+        self._last_id = 0
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._failure = ""
+        self._first_queued = 0.0
+        self.round_trip = 0.0
+        self.batches = 0
+        self.requests = 0
+
+    @property
+    def state(self) -> str:
+        """idle (never asked), connected, or away."""
+        return "away" if self._failure else "connected" if self._task else "idle"
+
+    @property
+    def queued(self) -> int:
+        """Requests that have not left."""
+        return len(self._batcher)
+
+    def ask(self, op: int, payload: Any, waiter: Waiter, alone: bool = False) -> None:
+        """Send `payload` in a batch of `op`; the waiter is settled exactly once, at once if the peer is away."""
+        if self._failure:
+            waiter.failed(self._failure)
+            return
+        if not len(self._batcher):
+            self._first_queued = time.monotonic()
+        if not self._batcher.add(_Item(op, payload, waiter), alone):
+            waiter.failed(f"over {self._settings.max_queue} requests wait for {self.peer.name}")
+            return
+        if self._batcher.ready:
+            self._wake.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self, grace: float = 0.0) -> None:
+        """Let what is under way finish within `grace` seconds, then stop; nothing dials this peer any more."""
+        end = time.monotonic() + grace
+        while (self._sent or len(self._batcher)) and time.monotonic() < end and not self._failure:
+            await asyncio.sleep(0.005)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        self._fail_all(f"{self.peer.name} is no peer any more")
+
+    async def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        async with grpc.aio.insecure_channel(self.peer.address, options=_CHANNEL_OPTIONS) as channel:
+            while True:
+                call: Any = channel.stream_stream(METHOD)()
+                try:
+                    await asyncio.wait_for(self._greet(call), self._settings.timeout)
+                    pause = _FIRST_PAUSE
+                    if self._failure:
+                        self._failure = ""
+                        self._report("peer_back", peer=self.peer.name, address=self.peer.address)
+                    await self._carry(call)
+                except (grpc.RpcError, TimeoutError, asyncio.InvalidStateError, _Broken) as error:
+                    self._away(_why(error))
+                finally:
+                    call.cancel()
+                # Each on its own moment, so that a peer that comes back is not met by all at once.
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+                pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _greet(self, call: Any) -> None:
+        """One empty round trip: only a peer that answers is sent requests."""
+        self._last_id += 1
+        await call.write(self._codec.ping(self._last_id))
+        if await call.read() is grpc.aio.EOF:
+            raise _Broken("it closed the stream")
+
+    async def _carry(self, call: Any) -> None:
+        """Send and receive until the stream breaks or the peer falls silent."""
+        tasks = [asyncio.ensure_future(work(call)) for work in (self._write, self._read)]
+        tasks.append(asyncio.ensure_future(self._watch()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(self, call: Any) -> None:
+        wait = self._settings.wait
+        while True:
+            items = self._batcher.take() if not wait or self._gathered(wait) else []
+            if not items:
+                self._wake.clear()
+                if wait and len(self._batcher):
+                    await asyncio.sleep(max(0.001, self._first_queued + wait - time.monotonic()))
+                else:
+                    await self._wake.wait()
+                continue
+            wanted = [item for item in items if item.waiter.waiting]
+            if not wanted:
+                self._batcher.returned()
+                continue
+            # A batch has one op; the rare others (a reset among hits) come alone.
+            self._last_id += 1
+            self._sent[self._last_id] = _Sent(wanted, time.monotonic())
+            self.batches += 1
+            self.requests += len(wanted)
+            await call.write(self._codec.pack(self._last_id, wanted[0].op, [item.payload for item in wanted]))
+
+    def _gathered(self, wait: float) -> bool:
+        return len(self._batcher) >= self._settings.limit or time.monotonic() - self._first_queued >= wait
+
+    async def _read(self, call: Any) -> None:
+        while True:
+            data = await call.read()
+            if data is grpc.aio.EOF:
+                raise _Broken("it closed the stream")
+            batch_id, answers, why, node = self._codec.unpack(data)
+            sent = self._sent.pop(batch_id, None)
+            if sent is None:
+                raise _Broken(f"it answered batch {batch_id}, which is not under way")
+            self.round_trip = time.monotonic() - sent.at
+            self._batcher.returned()
+            self._wake.set()
+            if answers is None or len(answers) != len(sent.items):
+                for item in sent.items:
+                    item.waiter.failed(why or f"{self.peer.name} gave {len(answers)} answers to {len(sent.items)}")
+                continue
+            for item, answer in zip(sent.items, answers, strict=True):
+                item.waiter.answered(answer, node)
+
+    async def _watch(self) -> None:
+        """Break when the oldest batch under way has gone unanswered for the time-out: one time-out for all."""
+        timeout = self._settings.timeout
+        while True:
+            oldest = next(iter(self._sent.values()), None)
+            left = timeout if oldest is None else oldest.at + timeout - time.monotonic()
+            if left <= 0:
+                raise _Broken(f"no answer for {timeout * 1000:.0f} ms")
+            await asyncio.sleep(max(left, 0.005))
+
+    def _away(self, why: str) -> None:
+        news = not self._failure
+        self._failure = f"{self.peer.name} is away: {why}"
+        if news:
+            self._report("peer_away", peer=self.peer.name, address=self.peer.address, reason=why)
+        self._fail_all(self._failure)
+
+    def _fail_all(self, why: str) -> None:
+        sent, self._sent = self._sent, {}
+        for items in [*(one.items for one in sent.values()), self._batcher.clear()]:
+            for item in items:
+                item.waiter.failed(why)
+
+
+class _Broken(Exception):
+    """The stream can be used no more."""
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or "no answer in time"

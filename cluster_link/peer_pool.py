@@ -1,0 +1,53 @@
+"""A client for each current peer, made when it is first asked for and closed when it is no peer any more.
+
+Decides which clients live.  Knows no ring and no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from cluster_link.membership import Peer
+from cluster_link.peer_client import Codec, PeerClient, Settings
+
+_FINISH = 2.0
+"""Seconds that requests under way to a peer that left may take."""
+
+
+class PeerPool:
+    """The links of one node."""
+
+    def __init__(self, codec: Codec, settings: Settings, report: Callable[..., None]) -> None:
+        self._codec = codec
+        self._settings = settings
+        self._report = report
+        self._clients: dict[str, PeerClient] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def client(self, peer: Peer) -> PeerClient:
+        """The link to `peer`; opened by its first request."""
+        client = self._clients.get(peer.name)
+        if client is None:
+            client = self._clients[peer.name] = PeerClient(peer, self._codec, self._settings, self._report)
+        return client
+
+    def keep(self, peers: Iterable[Peer]) -> None:
+        """Close the links to all but `peers`; a peer whose address changed gets a new one."""
+        wanted = set(peers)
+        for name, client in list(self._clients.items()):
+            if client.peer not in wanted:
+                del self._clients[name]
+                task = asyncio.get_running_loop().create_task(client.close(_FINISH))
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
+
+    def clients(self) -> list[PeerClient]:
+        """Every open link."""
+        return list(self._clients.values())
+
+    async def close(self, grace: float) -> None:
+        """Finish and close all links."""
+        closing = [client.close(grace) for client in self._clients.values()]
+        self._clients.clear()
+        await asyncio.gather(*closing, *self._leaving, return_exceptions=True)

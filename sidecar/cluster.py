@@ -1,0 +1,163 @@
+"""This node among its peers: its listener, its links, and the ring it routes by.
+
+Decides when a new set of members takes effect.  Knows no discovery: the set is handed to `follow`.  Loaded only by a
+daemon that has peers, since gRPC costs 20 MiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cluster_link.membership import Peer, change
+from cluster_link.peer_client import Codec, Settings
+from cluster_link.peer_pool import PeerPool
+from cluster_link.peer_server import PeerServer
+from cluster_link.ring import Ring
+from sidecar.config import Config
+from sidecar.errors import InvalidRequest
+from sidecar.forward import FALLBACKS
+from sidecar.router import Router
+from sidecar.service import Service
+from sidecar.table import Table
+from sidecar.wire import Op, Outcome, Packer, open_answer
+
+_FALLBACK_BUCKETS = 100_000
+_CHECK, _PING = int(Op.CHECK), int(Op.PING)
+
+
+class Cluster:
+    """The links of one daemon.  report: told of trouble that may repeat; log: of changes."""
+
+    def __init__(self, config: Config, service: Service, now: Callable[[], int], report: Any, log: Any) -> None:
+        self._config = config
+        self._service = service
+        self._now = now
+        self._log = log
+        self._settings = Settings(
+            limit=config.batch_limit,
+            wait=config.batch_wait / 1000,
+            max_queue=config.peer_queue,
+            timeout=config.peer_timeout / 1000,
+        )
+        self._pool = PeerPool(_codec(Packer(config.node)), self._settings, report)
+        self._server = PeerServer(lambda batch: service.answer_peer(batch, now()))
+        # Shares of limits whose owner is away are counted apart, so that they never mix with owned buckets.
+        self._fallback_table = Table(min(config.max_buckets, _FALLBACK_BUCKETS), config.max_clock_skew)
+        self._members: frozenset[Peer] = frozenset()
+        self._router: Router | None = None
+        self._changing = asyncio.Lock()
+        service.peers = self._facts
+
+    async def start(self) -> None:
+        """Listen for peers; raises CannotListen."""
+        await self._server.start(self._config.listen)
+
+    async def follow(self, members: frozenset[Peer]) -> None:
+        """Route by this set of members from now on: requests under way finish, new ones follow the new ring."""
+        async with self._changing:
+            me = self._find_me(members)
+            if me is None:
+                self._log.warning(
+                    "not_among_peers", advertise=self.address, node=self._config.node, peers=_names(members)
+                )
+                me = Peer(self.address, self.address)
+                members = frozenset({me})
+            if members == self._members:
+                return
+            # Off the loop, since a thousand peers take a while; the swap itself is one assignment.
+            ring = await asyncio.to_thread(Ring, members, rest=lambda: time.sleep(0.0001))
+            changed = change(self._members, members)
+            self._members = members
+            self._router = self._route(me, ring) if len(members) > 1 else None
+            self._service.route_by(self._router)
+            self._pool.keep(members - {me})
+            self._log.info(
+                "ring_changed",
+                members=len(members),
+                joined=_names(changed.joined),
+                left=_names(changed.left),
+                moved=_names(changed.moved),
+            )
+
+    async def stop(self, grace: float) -> None:
+        """Finish what is under way within `grace` seconds, both ways."""
+        await asyncio.gather(self._pool.close(grace), self._server.stop(grace))
+
+    def sweep(self, budget: int) -> None:
+        """Forget ended buckets of fallbacks."""
+        if len(self._fallback_table):
+            self._fallback_table.sweep(self._now(), budget)
+
+    @property
+    def address(self) -> str:
+        """Where peers reach this node."""
+        return self._config.advertise or self._config.listen
+
+    def _find_me(self, members: frozenset[Peer]) -> Peer | None:
+        by_name = [peer for peer in members if peer.name == self._config.node]
+        by_address = [peer for peer in members if peer.address == self.address]
+        return next(iter(by_address + by_name), None)
+
+    def _route(self, me: Peer, ring: Ring) -> Router:
+        return Router(
+            me,
+            ring,
+            self._pool.client,
+            asyncio.get_running_loop().call_later,
+            self._service.decide_here,
+            self._decide_alone,
+            FALLBACKS[self._config.fallback],
+            self._settings.timeout,
+        )
+
+    def _decide_alone(self, request: Sequence[Any]) -> Any:
+        try:
+            return self._fallback_table.decide(self._now(), request)
+        except InvalidRequest:
+            return (2, 0, 0, 0, 0)
+
+    def _facts(self) -> dict[str, object]:
+        links = {client.peer.name: client for client in self._pool.clients()}
+        router = self._router
+        return {
+            "me": self.address,
+            "forwarded": router.forwarded if router else 0,
+            "fallbacks": router.fallbacks if router else 0,
+            "peers": [
+                {
+                    "name": peer.name,
+                    "address": peer.address,
+                    "state": "self"
+                    if peer == self._find_me(self._members)
+                    else links[peer.name].state
+                    if peer.name in links
+                    else "idle",
+                    "queued": links[peer.name].queued if peer.name in links else 0,
+                    "batches": links[peer.name].batches if peer.name in links else 0,
+                    "requests": links[peer.name].requests if peer.name in links else 0,
+                }
+                for peer in sorted(self._members)
+            ],
+        }
+
+
+def _names(peers: frozenset[Peer]) -> list[str]:
+    return sorted(peer.name for peer in peers)
+
+
+def _codec(packer: Packer) -> Codec:
+    """Batches are frames of the socket's protocol without their length."""
+
+    def pack(batch_id: int, op: int, payloads: list[Any]) -> bytes:
+        return packer.request_body(batch_id, op, payloads if op == _CHECK else payloads[0])
+
+    def unpack(data: bytes) -> tuple[int, Any, str, str]:
+        batch_id, outcome, payload, node = open_answer(data)
+        if outcome != Outcome.ANSWERED:
+            return batch_id, None, str(payload), node
+        return batch_id, payload if type(payload) is tuple else (payload,), "", node
+
+    return Codec(pack, unpack, lambda batch_id: packer.request_body(batch_id, _PING, None))

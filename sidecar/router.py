@@ -1,0 +1,140 @@
+"""Who answers a request: this node, or the peer that owns its key; and the forwarding of what is others'.
+
+Decides by the ring.  A plain call: what is owned here is decided at once, the rest is handed to links and comes
+back through forward.py.  Knows no stream, no loop and no clock; links, timers and the deciding are handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from cluster_link.membership import Peer
+from cluster_link.ring import Ring
+from sidecar.forward import Asker, Frame, Slot, Timer, made_up
+from sidecar.messages import MAX_KEY_BYTES, Behavior, Fallback
+from sidecar.wire import Op, filled
+
+_CHECK, _RESET = int(Op.CHECK), int(Op.RESET)
+_FALLBACKS = frozenset(Fallback)
+_ALONE = int(Behavior.NO_BATCHING)
+
+
+class Link(Protocol):
+    """The way to one peer: settles the waiter exactly once."""
+
+    def ask(self, op: int, payload: Any, waiter: Slot, alone: bool = False) -> None: ...
+
+
+class Router:
+    """The routing of one ring; a new ring gets a new one.
+
+    me: this node on the ring.  link: the way to a peer.  later: (seconds, callback) -> a timer.
+    decide: requests -> their answers, decided here now.  decide_alone: the same for a fallback's own buckets.
+    fallback: what becomes of a request whose owner does not answer.  timeout: seconds to wait for owners at most.
+    """
+
+    def __init__(
+        self,
+        me: Peer,
+        ring: Ring,
+        link: Callable[[Peer], Link],
+        later: Callable[[float, Callable[[], None]], Timer],
+        decide: Callable[[Sequence[Any]], list[Any]],
+        decide_alone: Callable[[Sequence[Any]], Any],
+        fallback: Fallback,
+        timeout: float,
+    ) -> None:
+        self._me = me.name
+        self.ring = ring
+        self._link = link
+        self._later = later
+        self._decide = decide
+        self._decide_alone = decide_alone
+        self._fallback = fallback
+        self._timeout = timeout
+        self.forwarded = 0
+        self.fallbacks = 0
+
+    def owner(self, name: object, unique_key: object) -> Peer | None:
+        """The peer that owns the bucket; None if this node does, or if these are no name and key at all."""
+        if type(name) is not str or type(unique_key) is not str:
+            return None
+        if len(name) > MAX_KEY_BYTES or len(unique_key) > MAX_KEY_BYTES:
+            return None
+        try:
+            peer = self.ring.owner(name, unique_key)
+        except UnicodeEncodeError:
+            return None
+        return None if peer.name == self._me else peer
+
+    def check(
+        self, requests: Sequence[Any], asker: Asker, budget: int | None, finish: Callable[[list[Any]], bytes]
+    ) -> list[Any] | None:
+        """The answers, if all are decided here; else None, and the asker is sent them when the last is there."""
+        slots: list[Slot] = []
+        own: list[Any] = []
+        places: list[int] = []
+        for index, request in enumerate(requests):
+            peer = self._route(request)
+            if peer is None:
+                own.append(request)
+                places.append(index)
+            else:
+                slots.append(Slot(index, peer, request, self._fall_back))
+        decided = self._decide(own)
+        if not slots:
+            return decided
+        answers: list[Any] = [None] * len(requests)
+        for index, answer in zip(places, decided, strict=True):
+            answers[index] = answer
+        self._send(_CHECK, slots, Frame(asker, answers, finish, slots), budget)
+        return None
+
+    def reset(
+        self,
+        peer: Peer,
+        name: str,
+        unique_key: str,
+        asker: Asker,
+        budget: int | None,
+        finish: Callable[[list[Any]], bytes],
+    ) -> None:
+        """Have the owner forget a bucket; the asker is sent what `finish` makes of its bool, or of a text why not."""
+        slot = Slot(0, peer, (name, unique_key), lambda _, why: why)
+        self._send(_RESET, [slot], Frame(asker, [None], finish, [slot]), budget)
+
+    def _send(self, op: int, slots: list[Slot], frame: Frame, budget: int | None) -> None:
+        seconds = self._timeout if budget is None else min(self._timeout, budget / 1000)
+        frame.timer = self._later(seconds, frame.expire)
+        self.forwarded += len(slots)
+        for slot in slots:
+            request = slot.request
+            alone = op == _RESET or (len(request) > 6 and bool(request[6] & _ALONE))
+            self._link(slot.peer).ask(op, request[:9], slot, alone)
+
+    def _route(self, request: Any) -> Peer | None:
+        """The peer to ask; None for what is decided here, which is also where odd values get their error."""
+        if type(request) is not tuple or not 5 <= len(request) <= 10:
+            return None
+        peer = self.owner(request[0], request[1])
+        if peer is None:
+            return None
+        for value in request[2:8]:
+            if type(value) is not int:
+                return None
+        if len(request) > 8 and request[8] is not None and type(request[8]) is not int:
+            return None
+        return None if len(request) == 10 and request[9] not in _FALLBACKS else peer
+
+    def _fall_back(self, request: Sequence[Any], why: str) -> Any:
+        self.fallbacks += 1
+        request, policy = filled(request)
+        return made_up(policy or self._fallback, request, why, self._decide_share)
+
+    def _decide_share(self, request: Sequence[Any]) -> Any:
+        """Decide with an equal share of the limit, in buckets that are kept apart from owned ones."""
+        nodes = len(self.ring.peers)
+        name, unique_key, hits, limit, duration, algorithm, behavior, burst, created_at = request
+        limit, burst = (max(1, value // nodes) if value else 0 for value in (limit, burst))
+        return self._decide_alone((name, unique_key, hits, limit, duration, algorithm, behavior, burst, created_at))
