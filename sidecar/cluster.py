@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cluster_link.membership import Peer, change
+from cluster_link.membership import Peer, change, parse_peers
 from cluster_link.peer_client import Codec, Settings
 from cluster_link.peer_pool import PeerPool
 from cluster_link.peer_server import PeerServer
 from cluster_link.ring import Ring
 from sidecar.config import Config
 from sidecar.errors import InvalidRequest
-from sidecar.forward import FALLBACKS
+from sidecar.forward import FALLBACKS, Deadlines
 from sidecar.router import Router
 from sidecar.service import Service
 from sidecar.table import Table
@@ -49,6 +49,8 @@ class Cluster:
         self._members: frozenset[Peer] = frozenset()
         self._router: Router | None = None
         self._changing = asyncio.Lock()
+        loop = asyncio.get_running_loop()
+        self._deadlines = Deadlines(loop.call_later, loop.time)
         service.peers = self._facts
 
     async def start(self) -> None:
@@ -68,7 +70,7 @@ class Cluster:
             if members == self._members:
                 return
             # Off the loop, since a thousand peers take a while; the swap itself is one assignment.
-            ring = await asyncio.to_thread(Ring, members, rest=lambda: time.sleep(0.0001))
+            ring = await asyncio.to_thread(Ring, members, rest=lambda: time.sleep(0))
             changed = change(self._members, members)
             self._members = members
             self._router = self._route(me, ring) if len(members) > 1 else None
@@ -98,7 +100,8 @@ class Cluster:
 
     def _find_me(self, members: frozenset[Peer]) -> Peer | None:
         by_name = [peer for peer in members if peer.name == self._config.node]
-        by_address = [peer for peer in members if peer.address == self.address]
+        (here,) = parse_peers(self.address)  # in the one spelling that lists are read in
+        by_address = [peer for peer in members if peer.address == here.address]
         return next(iter(by_address + by_name), None)
 
     def _route(self, me: Peer, ring: Ring) -> Router:
@@ -106,7 +109,7 @@ class Cluster:
             me,
             ring,
             self._pool.client,
-            asyncio.get_running_loop().call_later,
+            self._deadlines,
             self._service.decide_here,
             self._decide_alone,
             FALLBACKS[self._config.fallback],

@@ -1,7 +1,7 @@
-"""A frame some of whose requests other nodes decide: who waits for what, and what becomes of it when no answer comes.
+"""Requests that other nodes decide: who waits for what, and what becomes of it when no answer comes.
 
 Decides the fallbacks (docs/cluster.md), and that each request is settled and each frame answered exactly once.
-Knows no stream and no loop: a link and a timer are handed in.
+Knows no stream and no loop: links, timers and the clock for them are handed in.
 """
 
 from __future__ import annotations
@@ -13,14 +13,7 @@ from sidecar.messages import Fallback, Status
 
 _UNDER, _OVER, _ERROR = int(Status.UNDER_LIMIT), int(Status.OVER_LIMIT), int(Status.ERROR)
 
-
 FALLBACKS = {"error": Fallback.ERROR, "local": Fallback.LOCAL, "allow": Fallback.ALLOW, "deny": Fallback.DENY}
-
-
-class Timer(Protocol):
-    """What the loop's call_later gives."""
-
-    def cancel(self) -> None: ...
 
 
 class Asker(Protocol):
@@ -34,85 +27,102 @@ class Asker(Protocol):
 class Frame:
     """One frame's answers as they come in; sent when the last one is there.
 
-    answers: a place for each request, None where it is still to come.
+    answers: a place for each request, None where it is still to come, `left` of them.
     finish: (answers) -> the answer frame's bytes.
     """
 
-    __slots__ = ("_answers", "_asker", "_finish", "_left", "_slots", "timer")
+    __slots__ = ("_answers", "_finish", "_left", "asker")
 
-    def __init__(
-        self, asker: Asker, answers: list[Any], finish: Callable[[list[Any]], bytes], slots: Sequence[Slot]
-    ) -> None:
-        self._asker = asker
+    def __init__(self, asker: Asker, answers: list[Any], left: int, finish: Callable[[list[Any]], bytes]) -> None:
+        self.asker = asker
         self._answers = answers
+        self._left = left
         self._finish = finish
-        self._left = len(slots)
-        self._slots = slots
-        self.timer: Timer | None = None
-        for slot in slots:
-            slot.frame = self
-
-    @property
-    def gone(self) -> bool:
-        """Whether nobody waits for this frame any more."""
-        return self._asker.gone
 
     def settle(self, index: int, answer: Any) -> None:
         """Take the answer to one request; the last one sends the frame."""
         self._answers[index] = answer
         self._left -= 1
         if not self._left:
-            self._slots = ()  # they know this frame; the collector is kept from such circles
-            if self.timer is not None:
-                self.timer.cancel()
-            self._asker.send(self._finish(self._answers))
-
-    def expire(self) -> None:
-        """The time is up: what has not come falls back."""
-        for slot in self._slots:
-            if not slot.settled:
-                slot.failed("no answer in time")
+            self.asker.send(self._finish(self._answers))
 
 
 class Slot:
-    """One forwarded request: its place in a frame, and what to answer if the owner does not."""
+    """One forwarded request: its place in a frame, and what to answer if the owner does not.
 
-    __slots__ = ("_fall_back", "_index", "frame", "peer", "request", "settled")
+    fall_back: (request, why) -> that answer.
+    """
 
-    frame: Frame
+    __slots__ = ("_fall_back", "_frame", "_index", "_request", "settled")
 
-    def __init__(self, index: int, peer: Any, request: Any, fall_back: Callable[[Any, str], Any]) -> None:
+    def __init__(self, frame: Frame, index: int, request: Any, fall_back: Callable[[Any, str], Any]) -> None:
+        self._frame = frame
         self._index = index
+        self._request = request
         self._fall_back = fall_back
         self.settled = False
-        self.peer = peer
-        self.request = request
 
     @property
     def waiting(self) -> bool:
         """Whether an answer would still be of use."""
-        return not self.settled and not self.frame.gone
+        return not self.settled and not self._frame.asker.gone
 
     def answered(self, answer: Any, node: str) -> None:
         """The owner's answer; a plain decision gets the owner's name."""
         if not self.settled:
             self.settled = True
             named = (*answer, node) if type(answer) is tuple and len(answer) == 5 else answer
-            self.frame.settle(self._index, named)
+            self._frame.settle(self._index, named)
 
     def failed(self, why: str) -> None:
         """No answer will come."""
         if not self.settled:
             self.settled = True
-            self.frame.settle(self._index, self._fall_back(self.request, why))
+            self._frame.settle(self._index, self._fall_back(self._request, why))
 
 
-def made_up(
-    policy: int, request: Sequence[Any], why: str, decide_here: Callable[[Sequence[Any]], Any]
-) -> tuple[Any, ...]:
+class Deadlines:
+    """Slots by when their time is up, in steps: a place in a list costs a tenth of a timer of the loop's own.
+
+    later: (seconds, callback), as the loop's call_later.  now: the seconds that it counts by.
+    """
+
+    def __init__(
+        self,
+        later: Callable[[float, Callable[[], None]], object],
+        now: Callable[[], float],
+        step: float = 0.005,
+    ) -> None:
+        self._later = later
+        self._now = now
+        self._step = step
+        self._due: dict[int, list[Slot]] = {}
+
+    def add(self, seconds: float, slots: list[Slot]) -> None:
+        """Fail these in `seconds`, up to a step later, unless they are settled by then."""
+        due = int((self._now() + seconds) / self._step) + 1
+        there = self._due.get(due)
+        if there is not None:
+            there += slots
+            return
+        if not self._due:
+            self._later(self._step, self._tick)
+        self._due[due] = slots
+
+    def _tick(self) -> None:
+        passed = int(self._now() / self._step)
+        for due in sorted(due for due in self._due if due <= passed):
+            for slot in self._due.pop(due):
+                if not slot.settled:
+                    slot.failed("no answer in time")
+        if self._due:
+            self._later(self._step, self._tick)
+
+
+def made_up(policy: int, request: Sequence[Any], why: str, decide: Callable[[Sequence[Any]], Any]) -> tuple[Any, ...]:
     """The answer of a fallback: a decision that says `degraded`, or an error."""
     if policy == Fallback.LOCAL:
-        return (*decide_here(request), None, True, why)
+        return (*decide(request), None, True, why)
     if policy == Fallback.ALLOW:
         return _UNDER, request[3], 0, 0, 0, None, True, why
     if policy == Fallback.DENY:

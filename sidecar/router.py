@@ -1,7 +1,7 @@
 """Who answers a request: this node, or the peer that owns its key; and the forwarding of what is others'.
 
 Decides by the ring.  A plain call: what is owned here is decided at once, the rest is handed to links and comes
-back through forward.py.  Knows no stream, no loop and no clock; links, timers and the deciding are handed in.
+back through forward.py.  Knows no stream, no loop and no clock; links, deadlines and the deciding are handed in.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from cluster_link.membership import Peer
 from cluster_link.ring import Ring
-from sidecar.forward import Asker, Frame, Slot, Timer, made_up
+from sidecar.forward import Asker, Deadlines, Frame, Slot, made_up
 from sidecar.messages import MAX_KEY_BYTES, Behavior, Fallback
 from sidecar.wire import Op, filled
 
@@ -29,7 +29,7 @@ class Link(Protocol):
 class Router:
     """The routing of one ring; a new ring gets a new one.
 
-    me: this node on the ring.  link: the way to a peer.  later: (seconds, callback) -> a timer.
+    me: this node on the ring.  link: the way to a peer.  deadlines: fail what has waited too long.
     decide: requests -> their answers, decided here now.  decide_alone: the same for a fallback's own buckets.
     fallback: what becomes of a request whose owner does not answer.  timeout: seconds to wait for owners at most.
     """
@@ -39,7 +39,7 @@ class Router:
         me: Peer,
         ring: Ring,
         link: Callable[[Peer], Link],
-        later: Callable[[float, Callable[[], None]], Timer],
+        deadlines: Deadlines,
         decide: Callable[[Sequence[Any]], list[Any]],
         decide_alone: Callable[[Sequence[Any]], Any],
         fallback: Fallback,
@@ -48,7 +48,7 @@ class Router:
         self._me = me.name
         self.ring = ring
         self._link = link
-        self._later = later
+        self._deadlines = deadlines
         self._decide = decide
         self._decide_alone = decide_alone
         self._fallback = fallback
@@ -72,24 +72,34 @@ class Router:
         self, requests: Sequence[Any], asker: Asker, budget: int | None, finish: Callable[[list[Any]], bytes]
     ) -> list[Any] | None:
         """The answers, if all are decided here; else None, and the asker is sent them when the last is there."""
-        slots: list[Slot] = []
         own: list[Any] = []
         places: list[int] = []
+        others: list[tuple[int, Peer, Any]] = []
         for index, request in enumerate(requests):
-            peer = self._route(request)
+            peer = self.route(request)
             if peer is None:
                 own.append(request)
                 places.append(index)
             else:
-                slots.append(Slot(index, peer, request, self._fall_back))
+                others.append((index, peer, request))
         decided = self._decide(own)
-        if not slots:
+        if not others:
             return decided
         answers: list[Any] = [None] * len(requests)
         for index, answer in zip(places, decided, strict=True):
             answers[index] = answer
-        self._send(_CHECK, slots, Frame(asker, answers, finish, slots), budget)
+        frame = Frame(asker, answers, len(others), finish)
+        slots = [Slot(frame, index, request, self._fall_back) for index, _, request in others]
+        self._watch(slots, budget)
+        for slot, (_, peer, request) in zip(slots, others, strict=True):
+            self._ask(peer, request, slot)
         return None
+
+    def forward(self, peer: Peer, request: Any, asker: Asker, finish: Callable[[list[Any]], bytes]) -> None:
+        """Forward one request that `check` has forwarded before, alone in its frame and without a budget."""
+        slot = Slot(Frame(asker, [None], 1, finish), 0, request, self._fall_back)
+        self._watch([slot], None)
+        self._ask(peer, request, slot)
 
     def reset(
         self,
@@ -101,19 +111,19 @@ class Router:
         finish: Callable[[list[Any]], bytes],
     ) -> None:
         """Have the owner forget a bucket; the asker is sent what `finish` makes of its bool, or of a text why not."""
-        slot = Slot(0, peer, (name, unique_key), lambda _, why: why)
-        self._send(_RESET, [slot], Frame(asker, [None], finish, [slot]), budget)
+        slot = Slot(Frame(asker, [None], 1, finish), 0, None, lambda _, why: why)
+        self._watch([slot], budget)
+        self._link(peer).ask(_RESET, (name, unique_key), slot, alone=True)
 
-    def _send(self, op: int, slots: list[Slot], frame: Frame, budget: int | None) -> None:
-        seconds = self._timeout if budget is None else min(self._timeout, budget / 1000)
-        frame.timer = self._later(seconds, frame.expire)
+    def _watch(self, slots: list[Slot], budget: int | None) -> None:
+        self._deadlines.add(self._timeout if budget is None else min(self._timeout, budget / 1000), slots)
         self.forwarded += len(slots)
-        for slot in slots:
-            request = slot.request
-            alone = op == _RESET or (len(request) > 6 and bool(request[6] & _ALONE))
-            self._link(slot.peer).ask(op, request[:9], slot, alone)
 
-    def _route(self, request: Any) -> Peer | None:
+    def _ask(self, peer: Peer, request: Any, slot: Slot) -> None:
+        alone = len(request) > 6 and bool(request[6] & _ALONE)
+        self._link(peer).ask(_CHECK, request[:9], slot, alone)
+
+    def route(self, request: Any) -> Peer | None:
         """The peer to ask; None for what is decided here, which is also where odd values get their error."""
         if type(request) is not tuple or not 5 <= len(request) <= 10:
             return None

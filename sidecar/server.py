@@ -30,7 +30,8 @@ class Server:
 
     answer: (a request frame's body, epoch ms, its connection) -> the answer frame, or None if that is sent to the
         connection later; raises BadFrame.
-    answer_again: (bytes read, epoch ms) -> the answer frame if they are one that needs no decoding.
+    answer_again: the same for bytes just read, if they are a frame that needs no decoding; empty if its answer is
+        sent to the connection later, None if they are no such frame.
     now: epoch ms.
     pack: (id, outcome, payload) -> an answer frame.
     stall_timeout: seconds that a client may leave answers unread or a frame unfinished.
@@ -39,7 +40,7 @@ class Server:
     def __init__(
         self,
         answer: Callable[[bytes, int, Connection], bytes | None],
-        answer_again: Callable[[bytes, int], bytes | None],
+        answer_again: Callable[[bytes, int, Connection], bytes | None],
         now: Callable[[], int],
         pack: Callable[[int, int, object], bytes],
         report: Reporter,
@@ -125,9 +126,12 @@ class Connection(asyncio.Protocol):
         now = server.now()
         frames = self._frames
         if not frames.partial:
-            again = server.answer_again(data, now)
-            if again is not None:
+            again = server.answer_again(data, now, self)
+            if again:
                 self._transport.write(again)
+                return
+            if again is not None:
+                server.pending += 1
                 return
         answers = []
         try:

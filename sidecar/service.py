@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from cluster_link.membership import Peer
 from sidecar.clock import Clock, SystemClock
 from sidecar.errors import InvalidRequest
 from sidecar.forward import Asker
@@ -47,20 +48,25 @@ class Service:
         self._router: Router | None = None
         self.peers: Callable[[], object] = dict
         self._judge = table.judge
-        self._known: dict[bytes, Known] = {}
+        self._known: dict[bytes, Known | tuple[Peer, Any]] = {}
         self.decisions = 0
         self.over_limit = 0
         self.errors = 0
 
-    def answer_again(self, data: bytes, now: int) -> bytes | None:
+    def answer_again(self, data: bytes, now: int, asker: Asker) -> bytes | None:
         """The answer to a frame that is, but for its id, one that was answered before; None if it is not.
 
-        Workers ask of the same keys again and again, so that most frames need no decoding.
+        Workers ask of the same keys again and again, so that most frames need no decoding.  Empty if the asker is
+        sent the answer when the key's owner has given it.
         """
         request_id, rest = split_id(data)
         known = self._known.get(rest)
         if known is None or not request_id:
             return None
+        if len(known) == 2:
+            assert self._router is not None
+            self._router.forward(*known, asker, partial(self.pack, request_id, _ANSWERED))
+            return b""
         entry, hits, terms = known
         verdict = self._judge(entry, hits, terms, now)
         if verdict is None:
@@ -96,10 +102,14 @@ class Service:
         else:
             routed = self._router.check(payload, asker, budget, finish)
             if routed is None:
+                if len(payload) == 1 and budget is None:
+                    peer = self._router.route(payload[0])
+                    if peer is not None:
+                        self._learn(body, (peer, payload[0]))
                 return None
             answers = routed
         if len(payload) == 1 and answers[0][0] != _ERROR:
-            self._learn(body, filled(payload[0])[0])
+            self._learn(body, self._table.find(filled(payload[0])[0]))
         return finish(answers)
 
     def answer_peer(self, body: bytes, now: int) -> bytes:
@@ -133,9 +143,8 @@ class Service:
         self.decisions += len(answers)
         return answers
 
-    def _learn(self, body: bytes, request: Sequence[Any]) -> None:
-        """Remember a decided frame, so that `answer_again` knows it."""
-        known = self._table.find(request)
+    def _learn(self, body: bytes, known: Known | tuple[Peer, Any] | None) -> None:
+        """Remember who decides a frame's one request, so that `answer_again` knows."""
         _, rest = split_id(frame(body))
         if rest and known is not None:
             if len(self._known) >= _MAX_KNOWN:
