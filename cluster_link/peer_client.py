@@ -33,24 +33,28 @@ _CHANNEL_OPTIONS = [
 
 
 class Waiter(Protocol):
-    """Who waits for one answer; `waiting` turns false when it has stopped to."""
+    """Who waits for one answer; `waiting` turns false when it has stopped to.  A failure tells whether the request may
+    have reached the peer (`sent`)."""
 
     @property
     def waiting(self) -> bool: ...
 
     def answered(self, answer: Any, node: str) -> None: ...
 
-    def failed(self, why: str) -> None: ...
+    def failed(self, why: str, sent: bool) -> None: ...
 
 
 class Codec(NamedTuple):
     """How a batch is written and read.
 
-    pack: (batch id, op, payloads) -> bytes.  unpack: bytes -> (batch id, answers or None, why not, node).
+    many: the op whose payloads share batches; those of any other op come alone.
+    pack: (batch id, op, payload) -> bytes; of op `many`, a list of payloads.
+    unpack: bytes -> (batch id, the answer's payload, why there is none or "", node).
     ping: (batch id) -> bytes of a batch that asks for nothing but an answer.
     """
 
-    pack: Callable[[int, int, list[Any]], bytes]
+    many: int
+    pack: Callable[[int, int, Any], bytes]
     unpack: Callable[[bytes], tuple[int, Any, str, str]]
     ping: Callable[[int], bytes]
 
@@ -73,6 +77,7 @@ class _Item(NamedTuple):
 
 class _Sent(NamedTuple):
     items: list[_Item]
+    together: bool
     at: float
 
 
@@ -108,12 +113,12 @@ class PeerClient:
     def ask(self, op: int, payload: Any, waiter: Waiter, alone: bool = False) -> None:
         """Send `payload` in a batch of `op`; the waiter is settled exactly once, at once if the peer is away."""
         if self._failure:
-            waiter.failed(self._failure)
+            waiter.failed(self._failure, False)
             return
         if not len(self._batcher):
             self._first_queued = time.monotonic()
         if not self._batcher.add(_Item(op, payload, waiter), alone):
-            waiter.failed(f"over {self._settings.max_queue} requests wait for {self.peer.name}")
+            waiter.failed(f"over {self._settings.max_queue} requests wait for {self.peer.name}", False)
             return
         if self._batcher.ready:
             self._wake.set()
@@ -186,12 +191,14 @@ class PeerClient:
             if not wanted:
                 self._batcher.returned()
                 continue
-            # A batch has one op; the rare others (a reset among hits) come alone.
             self._last_id += 1
-            self._sent[self._last_id] = _Sent(wanted, time.monotonic())
+            op = wanted[0].op
+            together = op == self._codec.many
+            payload = [item.payload for item in wanted] if together else wanted[0].payload
+            self._sent[self._last_id] = _Sent(wanted, together, time.monotonic())
             self.batches += 1
             self.requests += len(wanted)
-            await call.write(self._codec.pack(self._last_id, wanted[0].op, [item.payload for item in wanted]))
+            await call.write(self._codec.pack(self._last_id, op, payload))
 
     def _gathered(self, wait: float) -> bool:
         return len(self._batcher) >= self._settings.limit or time.monotonic() - self._first_queued >= wait
@@ -201,16 +208,20 @@ class PeerClient:
             data = await call.read()
             if data is grpc.aio.EOF:
                 raise _Broken("it closed the stream")
-            batch_id, answers, why, node = self._codec.unpack(data)
+            batch_id, payload, why, node = self._codec.unpack(data)
             sent = self._sent.pop(batch_id, None)
             if sent is None:
                 raise _Broken(f"it answered batch {batch_id}, which is not under way")
             self.round_trip = time.monotonic() - sent.at
             self._batcher.returned()
-            self._wake.set()
-            if answers is None or len(answers) != len(sent.items):
+            if self._batcher.ready:
+                self._wake.set()
+            answers = payload if sent.together else (payload,)
+            if not why and (type(answers) is not tuple or len(answers) != len(sent.items)):
+                why = f"{self.peer.name} sent what is no answer to {len(sent.items)} requests"
+            if why:
                 for item in sent.items:
-                    item.waiter.failed(why or f"{self.peer.name} gave {len(answers)} answers to {len(sent.items)}")
+                    item.waiter.failed(why, True)
                 continue
             for item, answer in zip(sent.items, answers, strict=True):
                 item.waiter.answered(answer, node)
@@ -234,9 +245,11 @@ class PeerClient:
 
     def _fail_all(self, why: str) -> None:
         sent, self._sent = self._sent, {}
-        for items in [*(one.items for one in sent.values()), self._batcher.clear()]:
-            for item in items:
-                item.waiter.failed(why)
+        for batch in sent.values():
+            for item in batch.items:
+                item.waiter.failed(why, True)
+        for item in self._batcher.clear():
+            item.waiter.failed(why, False)
 
 
 class _Broken(Exception):

@@ -29,7 +29,21 @@ def socket_path(environ: Mapping[str, str] = os.environ, system_folder: str = SY
     if runtime and os.path.isdir(runtime):
         return os.path.join(runtime, "sidegate", SOCKET_NAME)
     temp = environ.get("TMPDIR") or "/tmp"  # noqa: S108  the user's own folder in it is checked by the daemon
-    return os.path.join(temp, f"sidegate-{os.getuid()}", SOCKET_NAME)
+    return os.path.join(temp, _own_folder(), SOCKET_NAME)
+
+
+def foreign(folder: str) -> str:
+    """Why `folder`, if it is to be the user's own under the temp directory, is not; else "".  Anyone could make it."""
+    if os.path.basename(folder) != _own_folder() or not os.path.lexists(folder):
+        return ""
+    found = os.lstat(folder)
+    if os.path.islink(folder) or found.st_uid != os.getuid():
+        return f"{folder} belongs to another user"
+    return ""
+
+
+def _own_folder() -> str:
+    return f"sidegate-{os.getuid()}"
 
 
 def strip_scheme(address: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,13 +27,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        status = run(options)
+        sys.stdout.flush()
+        return status
     except SidegateError as error:
         print(f"sidegate: {error}", file=sys.stderr)
         return _ERROR
     except BrokenPipeError:
         # The reader of our output (head, say) has gone; Python would complain once more at exit.
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115
+        return _ERROR
+    except OSError as error:
+        print(f"sidegate: {error}", file=sys.stderr)
+        sys.stdout = open("/dev/null", "w")  # noqa: SIM115  what is left unwritten would fail once more at exit
+        return _ERROR
+    except Exception:  # a fault of ours must not read as "refused"
+        traceback.print_exc()
         return _ERROR
 
 
@@ -196,7 +206,7 @@ def _config(options: argparse.Namespace) -> int:
         print(json.dumps({name: {"value": value, "source": source} for name, value, source in rows}, indent=2))
     else:
         for name, value, source in rows:
-            print(f"{name:<16}{value:<44}{source}")
+            print(f"{name:<24}{value:<44}{source}")
     return 0
 
 

@@ -6,9 +6,10 @@ it costs little more than msgpack; sockets and threads are loaded, and anything 
 
 from __future__ import annotations
 
-from os import getpid
+from os import fspath, getpid
+from os.path import dirname
 
-from sidecar.address import socket_path
+from sidecar.address import foreign, socket_path
 from sidecar.errors import (
     DaemonTimeout,
     DaemonUnreachable,
@@ -17,17 +18,17 @@ from sidecar.errors import (
     RequestRefused,
     SidegateError,
 )
-from sidecar.messages import Decision, Status, count_fault, int_fault, text_fault
+from sidecar.messages import Decision, RateLimit, Status, count_fault, int_fault, text_fault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from os import PathLike
     from types import TracebackType
     from typing import Any
 
     from sidecar.connection import Pool
     from sidecar.limit import Limit
-    from sidecar.messages import RateLimit
 
 DEFAULT_TIMEOUT = 0.1
 DEFAULT_MAX_CONNECTIONS = 16
@@ -58,14 +59,13 @@ class Client:
 
     def __init__(
         self,
-        address: str | None = None,
+        address: str | PathLike[str] | None = None,
         *,
         on_error: str | None = None,
         timeout: float | None = None,
         max_connections: int | None = None,
     ) -> None:
-        path, options = _parse_address(address)
-        self._path = path or socket_path()
+        self._path, options = _parse_address(None if address is None else fspath(address))
         self._on_error = on_error or options.get("on_error", "raise")
         self._timeout = _positive("timeout", options.get("timeout", DEFAULT_TIMEOUT) if timeout is None else timeout)
         size = options.get("max_connections", DEFAULT_MAX_CONNECTIONS) if max_connections is None else max_connections
@@ -81,7 +81,7 @@ class Client:
 
         Raises InvalidRequest for a bad key or number, and as `on_error` says when there is no answer.
         """
-        if hits < 0:
+        if type(hits) is int and hits < 0:
             raise InvalidRequest("hits cannot be negative; use refund")
         return self._one(limit, key, hits)
 
@@ -91,8 +91,9 @@ class Client:
 
     def refund(self, limit: Limit, key: str, hits: int = 1) -> Decision:
         """Give `hits` tokens (>= 1) back."""
-        if hits < 1:
-            raise InvalidRequest("a refund gives at least one hit back")
+        why = int_fault("hits", hits, 1)
+        if why:
+            raise InvalidRequest(why)
         return self._one(limit, key, -hits)
 
     def reset(self, limit: Limit | str, key: str) -> bool:
@@ -100,7 +101,7 @@ class Client:
 
         Raises SidegateError whatever `on_error` says: there is no decision to make up.
         """
-        name = limit if isinstance(limit, str) else limit.name
+        name = limit if isinstance(limit, str) else _limit(limit).name
         why = text_fault("name", name) or text_fault("unique_key", key)
         if why:
             raise InvalidRequest(why)
@@ -111,10 +112,13 @@ class Client:
 
         A request that failed by itself has status ERROR in its place; the others stand.
         """
-        batch = list(requests)
-        why = count_fault(len(batch))
-        if why:
-            raise InvalidRequest(why)
+        try:
+            batch = list(requests)
+            why = count_fault(len(batch))
+        except TypeError:
+            why = "a check takes requests, one after the other"
+        if why or any(type(request) is not RateLimit for request in batch):
+            raise InvalidRequest(why or "a check takes RateLimits; Limit.request makes them")
         try:
             return self._check([request.wire() for request in batch])
         except _AWAY as error:
@@ -162,7 +166,7 @@ class Client:
         return int(self._ask(_CLOCK, (how, ms))[0])
 
     def _one(self, limit: Limit, key: str, hits: int) -> Decision:
-        request = limit.wire(key, hits)
+        request = _limit(limit).wire(key, hits)
         try:
             decision = self._check((request,))[0]
         except _AWAY as error:
@@ -195,8 +199,12 @@ class Client:
         from sidecar.connection import Pool
 
         here = getpid()
+        path = self._path or socket_path()
+        why = foreign(dirname(path))
+        if why:
+            raise DaemonUnreachable(why)
         # setdefault lets one of several threads win, so that all of them share one bound on connections.
-        pool = self._pools.setdefault(here, Pool(self._path, self._timeout, self._size))
+        pool = self._pools.setdefault(here, Pool(path, self._timeout, self._size))
         for process in [process for process in self._pools if process != here]:
             parent = self._pools.pop(process, None)
             if parent is not None:
@@ -208,6 +216,12 @@ class Client:
             raise error
         status = Status.UNDER_LIMIT if self._on_error == "allow" else Status.OVER_LIMIT
         return Decision(status, limit, degraded=True, error=str(error))
+
+
+def _limit(limit: Limit) -> Limit:
+    if not hasattr(limit, "wire"):
+        raise InvalidRequest(f"a limit is a Limit, not {type(limit).__name__}")
+    return limit
 
 
 def _decision(answer: Any, node: str) -> Decision:

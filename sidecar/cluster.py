@@ -16,11 +16,14 @@ from cluster_link.peer_client import Codec, Settings
 from cluster_link.peer_pool import PeerPool
 from cluster_link.peer_server import PeerServer
 from cluster_link.ring import Ring
-from sidecar.config import Config
+from sidecar.calendar import Calendar
+from sidecar.config import Config, time_zone
 from sidecar.errors import InvalidRequest
 from sidecar.forward import FALLBACKS, Deadlines
+from sidecar.replica import Replicas
 from sidecar.router import Router
 from sidecar.service import Service
+from sidecar.sync import GlobalSync
 from sidecar.table import Table
 from sidecar.wire import Op, Outcome, Packer, open_answer
 
@@ -46,6 +49,9 @@ class Cluster:
         self._server = PeerServer(lambda batch: service.answer_peer(batch, now()))
         # Shares of limits whose owner is away are counted apart, so that they never mix with owned buckets.
         self._fallback_table = Table(min(config.max_buckets, _FALLBACK_BUCKETS), config.max_clock_skew)
+        self._replicas = Replicas(config.max_replicas, config.max_clock_skew, Calendar(time_zone(config.time_zone)))
+        self._sync = GlobalSync(self._replicas, now, service.table, self._owner, self._pool.client, report)
+        self._syncing: asyncio.Task[None] | None = None
         self._members: frozenset[Peer] = frozenset()
         self._router: Router | None = None
         self._changing = asyncio.Lock()
@@ -56,6 +62,7 @@ class Cluster:
     async def start(self) -> None:
         """Listen for peers; raises CannotListen."""
         await self._server.start(self._config.listen)
+        self._syncing = asyncio.get_running_loop().create_task(self._keep_in_step())
 
     async def follow(self, members: frozenset[Peer]) -> None:
         """Route by this set of members from now on: requests under way finish, new ones follow the new ring."""
@@ -86,10 +93,24 @@ class Cluster:
 
     async def stop(self, grace: float) -> None:
         """Finish what is under way within `grace` seconds, both ways."""
+        if self._syncing is not None:
+            self._syncing.cancel()
+        self._sync.flush()
         await asyncio.gather(self._pool.close(grace), self._server.stop(grace))
 
+    async def _keep_in_step(self) -> None:
+        """Every interval, tell owners what replicas admitted."""
+        while True:
+            await asyncio.sleep(self._config.global_sync_interval / 1000)
+            if self._replicas.due:
+                self._sync.flush()
+
+    def _owner(self, name: str, unique_key: str) -> Peer | None:
+        return self._router.owner(name, unique_key) if self._router is not None else None
+
     def sweep(self, budget: int) -> None:
-        """Forget ended buckets of fallbacks."""
+        """Forget ended buckets of fallbacks and replicas."""
+        self._replicas.sweep(self._now(), budget)
         if len(self._fallback_table):
             self._fallback_table.sweep(self._now(), budget)
 
@@ -109,6 +130,7 @@ class Cluster:
             me,
             ring,
             self._pool.client,
+            self._sync,
             self._deadlines,
             self._service.decide_here,
             self._decide_alone,
@@ -129,6 +151,7 @@ class Cluster:
             "me": self.address,
             "forwarded": router.forwarded if router else 0,
             "fallbacks": router.fallbacks if router else 0,
+            "global": {"reports": self._sync.reports, **self._replicas.counters._asdict()},
             "peers": [
                 {
                     "name": peer.name,
@@ -154,13 +177,8 @@ def _names(peers: frozenset[Peer]) -> list[str]:
 def _codec(packer: Packer) -> Codec:
     """Batches are frames of the socket's protocol without their length."""
 
-    def pack(batch_id: int, op: int, payloads: list[Any]) -> bytes:
-        return packer.request_body(batch_id, op, payloads if op == _CHECK else payloads[0])
-
     def unpack(data: bytes) -> tuple[int, Any, str, str]:
         batch_id, outcome, payload, node = open_answer(data)
-        if outcome != Outcome.ANSWERED:
-            return batch_id, None, str(payload), node
-        return batch_id, payload if type(payload) is tuple else (payload,), "", node
+        return batch_id, payload, "" if outcome == Outcome.ANSWERED else str(payload), node
 
-    return Codec(pack, unpack, lambda batch_id: packer.request_body(batch_id, _PING, None))
+    return Codec(_CHECK, packer.request_body, unpack, lambda batch_id: packer.request_body(batch_id, _PING, None))

@@ -167,6 +167,12 @@ class Config:
         "answer where an owner gives none: error, local (an equal share of the limit), allow or deny",
         _one_of(*FALLBACKS),
     )
+    global_sync_interval: int = _setting(
+        100, "ms", "how often hits that GLOBAL replicas admitted are told to their owners", _integer(1, 60_000)
+    )
+    max_replicas: int = _setting(
+        100_000, "replicas", "most GLOBAL buckets of other owners that are answered here", _integer(1, 10_000_000)
+    )
     batch_wait: int = _setting(
         0, "ms", "how long hits are gathered for a peer at least; 0: only while the link is busy", _integer(0, 1_000)
     )

@@ -128,10 +128,14 @@ class StaleConnection(Exception):
     """A pooled connection that the daemon had closed; nothing was sent on it."""
 
 
+class _Declined(DaemonUnreachable):
+    """The daemon is there and says why it takes no more of this connection; the others go on."""
+
+
 def _fatal(request_id: int, why: object) -> Exception:
     if request_id:
         return ProtocolError(f"the daemon could not read the request: {why}")
-    return DaemonUnreachable(f"the daemon closed the connection: {why}")
+    return _Declined(f"the daemon closed the connection: {why}")
 
 
 def _connect(path: str, deadline: float) -> socket.socket:
@@ -236,7 +240,7 @@ class Pool:
                 continue
             except BaseException as error:
                 self._discard(connection)
-                if isinstance(error, DaemonUnreachable | DaemonTimeout):
+                if isinstance(error, DaemonUnreachable | DaemonTimeout) and not isinstance(error, _Declined):
                     self._circuit.failed(error)
                 raise
             self._give(connection)

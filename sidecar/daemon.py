@@ -118,8 +118,6 @@ class Daemon:
         await cluster.start()
         await cluster.follow(parse_peers(config.peers))
         self._cluster = cluster
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, lambda: self._tasks.append(loop.create_task(self._read_again())))
         return cluster
 
     async def _read_again(self) -> None:
@@ -129,6 +127,7 @@ class Daemon:
         except ConfigError as error:
             self._log.error("reload_failed", reason=str(error))
             return
+        self._log.info("settings_read_again")
         if self._cluster is not None:
             await self._cluster.follow(parse_peers(config.peers))
 
@@ -158,7 +157,8 @@ class Daemon:
         while True:
             held = len(self._table)
             pause = _LONGEST_PAUSE
-            if held:
+            # A manual clock may be set back; what a sweep had forgotten by real time would then be missed.
+            if held and not self._clock.manual:
                 forgotten = self._table.sweep(self._clock.now(), _SWEEP_SLICE)
                 pause = 0 if forgotten > _SWEEP_SLICE // 4 else _SWEEP_PASS * _SWEEP_SLICE / held
             await asyncio.sleep(min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE))
@@ -209,6 +209,7 @@ class Daemon:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, caught, number)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._tasks.append(loop.create_task(self._read_again())))
 
 
 def serve(config: Config, reload: Callable[[], Config] | None = None) -> int:
@@ -220,6 +221,8 @@ def serve(config: Config, reload: Callable[[], Config] | None = None) -> int:
     except SocketUnavailable as error:
         log.error("socket_unavailable", reason=str(error), socket=config.socket)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT  # before the daemon could catch it: nothing was served yet
     except CannotListen as error:
         log.error("listen_failed", reason=str(error), listen=config.listen)
         return 2

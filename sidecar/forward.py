@@ -74,8 +74,8 @@ class Slot:
             named = (*answer, node) if type(answer) is tuple and len(answer) == 5 else answer
             self._frame.settle(self._index, named)
 
-    def failed(self, why: str) -> None:
-        """No answer will come."""
+    def failed(self, why: str, sent: bool) -> None:
+        """No answer will come; whether the owner may have counted the hits changes nothing here."""
         if not self.settled:
             self.settled = True
             self._frame.settle(self._index, self._fall_back(self._request, why))
@@ -111,12 +111,18 @@ class Deadlines:
 
     def _tick(self) -> None:
         passed = int(self._now() / self._step)
-        for due in sorted(due for due in self._due if due <= passed):
-            for slot in self._due.pop(due):
-                if not slot.settled:
-                    slot.failed("no answer in time")
+        over = [slot for due in sorted(due for due in self._due if due <= passed) for slot in self._due.pop(due)]
         if self._due:
             self._later(self._step, self._tick)
+        fault: Exception | None = None
+        for slot in over:
+            if not slot.settled:
+                try:
+                    slot.failed("no answer in time", True)
+                except Exception as error:  # told when every other one has had its answer
+                    fault = fault or error
+        if fault is not None:
+            raise fault
 
 
 def made_up(policy: int, request: Sequence[Any], why: str, decide: Callable[[Sequence[Any]], Any]) -> tuple[Any, ...]:

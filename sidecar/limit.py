@@ -72,6 +72,9 @@ class Limit(_Value):
                 raise InvalidRequest(f'unknown fallback {fallback!r}; use "error", "local", "allow" or "deny"')
             fallback = Fallback[fallback.upper()]
         if calendar:
+            why = int_fault("behavior", behavior if not isinstance(behavior, Behavior) else int(behavior))
+            if why:
+                raise InvalidRequest(why)
             behavior |= Behavior.DURATION_IS_GREGORIAN
         # RateLimit holds the one check of these values; any key will do for it.
         checked = RateLimit(name, "any", 0, limit, duration, algorithm, behavior, burst, None, fallback)
@@ -90,6 +93,8 @@ class Limit(_Value):
 
     def wire(self, unique_key: str, hits: int) -> tuple[Any, ...]:
         """The same as it stands in a frame: of a limit that was checked when it was made, only these two are new."""
+        if isinstance(unique_key, str):
+            unique_key = unique_key[:]  # of a subclass, such as a template's safe string, the plain text
         if type(hits) is not int or not INT64_MIN <= hits <= INT64_MAX or not _usual(unique_key):
             why = int_fault("hits", hits, INT64_MIN) or text_fault("unique_key", unique_key)
             if why:

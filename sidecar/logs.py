@@ -7,6 +7,7 @@ held back.  Which events there are stands in docs/logs.md.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -34,7 +35,8 @@ class _Lines:
 
 def make_logger(level: str, form: str, stream: TextIO | None = None) -> Any:
     """A structlog logger writing to `stream` (stderr); form is "json", "console" or "auto" (by terminal)."""
-    out = stream or sys.stderr
+    # A supervisor may start daemons with standard error closed.
+    out = stream or sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     terminal = form == "console" or (form == "auto" and out.isatty())
     render: list[Any] = (
         [structlog.dev.ConsoleRenderer(colors=out.isatty())]

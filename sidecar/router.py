@@ -11,11 +11,15 @@ from typing import Any, Protocol
 
 from cluster_link.membership import Peer
 from cluster_link.ring import Ring
+from sidecar.errors import InvalidRequest
 from sidecar.forward import Asker, Deadlines, Frame, Slot, made_up
-from sidecar.messages import MAX_KEY_BYTES, Behavior, Fallback
+from sidecar.messages import MAX_KEY_BYTES, Behavior, Fallback, Status
+from sidecar.sync import GlobalSync
 from sidecar.wire import Op, filled
 
 _CHECK, _RESET = int(Op.CHECK), int(Op.RESET)
+_GLOBAL = int(Behavior.GLOBAL)
+_ERROR = int(Status.ERROR)
 _FALLBACKS = frozenset(Fallback)
 _ALONE = int(Behavior.NO_BATCHING)
 
@@ -29,7 +33,7 @@ class Link(Protocol):
 class Router:
     """The routing of one ring; a new ring gets a new one.
 
-    me: this node on the ring.  link: the way to a peer.  deadlines: fail what has waited too long.
+    me: this node on the ring.  link: the way to a peer.  replicas: GLOBAL's.  deadlines: fail what has waited too long.
     decide: requests -> their answers, decided here now.  decide_alone: the same for a fallback's own buckets.
     fallback: what becomes of a request whose owner does not answer.  timeout: seconds to wait for owners at most.
     """
@@ -39,6 +43,7 @@ class Router:
         me: Peer,
         ring: Ring,
         link: Callable[[Peer], Link],
+        replicas: GlobalSync,
         deadlines: Deadlines,
         decide: Callable[[Sequence[Any]], list[Any]],
         decide_alone: Callable[[Sequence[Any]], Any],
@@ -48,6 +53,7 @@ class Router:
         self._me = me.name
         self.ring = ring
         self._link = link
+        self._replicas = replicas
         self._deadlines = deadlines
         self._decide = decide
         self._decide_alone = decide_alone
@@ -69,7 +75,7 @@ class Router:
         return None if peer.name == self._me else peer
 
     def check(
-        self, requests: Sequence[Any], asker: Asker, budget: int | None, finish: Callable[[list[Any]], bytes]
+        self, requests: Sequence[Any], now: int, asker: Asker, budget: int | None, finish: Callable[[list[Any]], bytes]
     ) -> list[Any] | None:
         """The answers, if all are decided here; else None, and the asker is sent them when the last is there."""
         own: list[Any] = []
@@ -82,12 +88,14 @@ class Router:
                 places.append(index)
             else:
                 others.append((index, peer, request))
-        decided = self._decide(own)
-        if not others:
-            return decided
+        if len(own) == len(requests):
+            return self._decide(own)
         answers: list[Any] = [None] * len(requests)
-        for index, answer in zip(places, decided, strict=True):
+        for index, answer in zip(places, self._decide(own), strict=True):
             answers[index] = answer
+        others = [other for other in others if not self._answer_from_replica(now, *other, answers)]
+        if not others:
+            return answers
         frame = Frame(asker, answers, len(others), finish)
         slots = [Slot(frame, index, request, self._fall_back) for index, _, request in others]
         self._watch(slots, budget)
@@ -95,10 +103,12 @@ class Router:
             self._ask(peer, request, slot)
         return None
 
-    def forward(self, peer: Peer, request: Any, asker: Asker, finish: Callable[[list[Any]], bytes]) -> None:
-        """Forward one request that `check` has forwarded before, alone in its frame and without a budget."""
+    def forward(
+        self, peer: Peer, request: Any, budget: int | None, asker: Asker, finish: Callable[[list[Any]], bytes]
+    ) -> None:
+        """Forward one request, alone in its frame, of which `check` has found that `peer` is to be asked."""
         slot = Slot(Frame(asker, [None], 1, finish), 0, request, self._fall_back)
-        self._watch([slot], None)
+        self._watch([slot], budget)
         self._ask(peer, request, slot)
 
     def reset(
@@ -119,7 +129,24 @@ class Router:
         self._deadlines.add(self._timeout if budget is None else min(self._timeout, budget / 1000), slots)
         self.forwarded += len(slots)
 
+    def _answer_from_replica(self, now: int, index: int, peer: Peer, request: Any, answers: list[Any]) -> bool:
+        """Answer a GLOBAL request from the replica; False if it is not GLOBAL, or its owner has to be asked."""
+        if len(request) < 7 or not request[6] & _GLOBAL:
+            return False
+        try:
+            verdict = self._replicas.decide(now, filled(request)[0])
+        except InvalidRequest as error:
+            answers[index] = (_ERROR, 0, 0, 0, 0, None, False, str(error))
+            return True
+        if verdict is None:
+            return False
+        answers[index] = (*verdict, peer.name)
+        return True
+
     def _ask(self, peer: Peer, request: Any, slot: Slot) -> None:
+        if len(request) > 6 and request[6] & _GLOBAL:
+            self._replicas.ask(peer, filled(request)[0], slot)
+            return
         alone = len(request) > 6 and bool(request[6] & _ALONE)
         self._link(peer).ask(_CHECK, request[:9], slot, alone)
 

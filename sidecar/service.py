@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster_link.membership import Peer
 from sidecar.clock import Clock, SystemClock
 from sidecar.errors import InvalidRequest
 from sidecar.forward import Asker
-from sidecar.messages import MAX_REQUESTS, Status, int_fault, text_fault
+from sidecar.messages import MAX_REQUESTS, Behavior, Status, int_fault, text_fault
 from sidecar.router import Router
+from sidecar.sync import settle_all
 from sidecar.table import Known, Table
 from sidecar.wire import BadFrame, Op, Outcome, Packer, filled, frame, open_request, split_id
 
 _CHECK = int(Op.CHECK)
 _ANSWERED = int(Outcome.ANSWERED)
+_GLOBAL = int(Behavior.GLOBAL)
 _ERROR = int(Status.ERROR)
 _MAX_KNOWN = 16_384
 """Frames remembered, of about 300 bytes each; past it the memory starts anew."""
@@ -28,6 +30,14 @@ _FIELDS = 9
 
 CLOCK_SET = 0
 CLOCK_ADVANCE = 1
+
+
+class Forward(NamedTuple):
+    """A frame's one request that a peer is to be asked, within budget ms."""
+
+    peer: Peer
+    request: Any
+    budget: int | None
 
 
 class Service:
@@ -38,7 +48,7 @@ class Service:
     """
 
     def __init__(self, table: Table, clock: Clock, node: str, facts: Callable[[], Mapping[str, object]]) -> None:
-        self._table = table
+        self.table = table
         self._decide = table.decide
         self._clock = clock
         self._facts = facts
@@ -48,7 +58,7 @@ class Service:
         self._router: Router | None = None
         self.peers: Callable[[], object] = dict
         self._judge = table.judge
-        self._known: dict[bytes, Known | tuple[Peer, Any]] = {}
+        self._known: dict[bytes, Known | Forward] = {}
         self.decisions = 0
         self.over_limit = 0
         self.errors = 0
@@ -63,7 +73,7 @@ class Service:
         known = self._known.get(rest)
         if known is None or not request_id:
             return None
-        if len(known) == 2:
+        if isinstance(known, Forward):
             assert self._router is not None
             self._router.forward(*known, asker, partial(self.pack, request_id, _ANSWERED))
             return b""
@@ -97,20 +107,15 @@ class Service:
         if type(payload) is not tuple or not 0 < len(payload) <= MAX_REQUESTS:
             raise BadFrame(f"a check's payload is an array of 1 to {MAX_REQUESTS} requests", request_id)
         finish = partial(self.pack, request_id, _ANSWERED)
-        if self._router is None:
+        router = self._router
+        answers: list[Any] | None
+        if router is None:
             answers = self._decide_all(payload, now)
         else:
-            routed = self._router.check(payload, asker, budget, finish)
-            if routed is None:
-                if len(payload) == 1 and budget is None:
-                    peer = self._router.route(payload[0])
-                    if peer is not None:
-                        self._learn(body, (peer, payload[0]))
-                return None
-            answers = routed
-        if len(payload) == 1 and answers[0][0] != _ERROR:
-            self._learn(body, self._table.find(filled(payload[0])[0]))
-        return finish(answers)
+            answers = router.check(payload, now, asker, budget, finish)
+        if len(payload) == 1:
+            self._learn(body, payload[0], answers, budget)
+        return None if answers is None else finish(answers)
 
     def answer_peer(self, body: bytes, now: int) -> bytes:
         """The answer to a batch from a peer: decided here, whatever this node's ring says of its keys.
@@ -120,11 +125,20 @@ class Service:
         request_id, op, payload, _ = open_request(body)
         if op == _CHECK and type(payload) is tuple:
             return self._packer.answer_body(request_id, _ANSWERED, self._decide_all(payload, now))
+        if op == Op.REPORT and type(payload) is tuple:
+            return self._packer.answer_body(request_id, _ANSWERED, settle_all(self.table, now, payload))
+        if op == Op.ASK and type(payload) is tuple:
+            return self._packer.answer_body(request_id, _ANSWERED, self._decide_with_state(payload, now))
         if op == Op.PING:
             return self._packer.answer_body(request_id, _ANSWERED, None)
         if op == Op.RESET:
             return self._packer.answer_body(request_id, _ANSWERED, self._reset_here(request_id, payload))
         raise BadFrame(f"op {op} is none of a peer's", request_id)
+
+    def _decide_with_state(self, request: tuple[Any, ...], now: int) -> tuple[Any, Any]:
+        """The decision on one request, and its bucket's state after it (None if there is none)."""
+        (decision,) = self._decide_all((request,), now)
+        return decision, None if decision[0] == _ERROR else self.table.state(request[0], request[1])
 
     def _decide_all(self, requests: Sequence[Any], now: int) -> list[tuple[Any, ...]]:
         """Decide every request here, in order."""
@@ -143,8 +157,16 @@ class Service:
         self.decisions += len(answers)
         return answers
 
-    def _learn(self, body: bytes, known: Known | tuple[Peer, Any] | None) -> None:
+    def _learn(self, body: bytes, request: Any, answers: list[Any] | None, budget: int | None) -> None:
         """Remember who decides a frame's one request, so that `answer_again` knows."""
+        known: Known | Forward | None = None
+        peer = self._router.route(request) if self._router is not None else None
+        if peer is None:
+            if answers is None or answers[0][0] == _ERROR:
+                return
+            known = self.table.find(filled(request)[0])
+        elif len(request) < 7 or not request[6] & _GLOBAL:
+            known = Forward(peer, request, budget)
         _, rest = split_id(frame(body))
         if rest and known is not None:
             if len(self._known) >= _MAX_KNOWN:
@@ -183,14 +205,14 @@ class Service:
         if type(payload) is not tuple or len(payload) != 2:
             raise BadFrame("a reset's payload is [name, unique_key]", request_id)
         name, unique_key = payload
-        return text_fault("name", name) or text_fault("unique_key", unique_key) or self._table.forget(name, unique_key)
+        return text_fault("name", name) or text_fault("unique_key", unique_key) or self.table.forget(name, unique_key)
 
     def _info(self, now: int) -> dict[str, object]:
         counters = {
             "under_limit": self.decisions - self.over_limit - self.errors,
             "over_limit": self.over_limit,
             "errors": self.errors,
-            **self._table.counters._asdict(),
+            **self.table.counters._asdict(),
         }
         return {
             "now": now,

@@ -12,6 +12,9 @@ import os
 import socket
 import stat
 
+from sidecar.address import foreign
+
+_MAX_GROUP = 2**32 - 2
 _MAX_PATH = 107
 """Bytes of a Unix socket's path on Linux, less the final zero."""
 
@@ -29,11 +32,14 @@ class SocketFile:
 
     def __init__(self, path: str, mode: int, group: str, backlog: int) -> None:
         self.path = path
-        if len(os.fsencode(path)) > _MAX_PATH:
+        # Made under another name in the same folder and moved into place, see _listen.
+        self._temporary = os.path.join(os.path.dirname(path) or ".", f".sg{os.getpid()}")
+        if max(len(os.fsencode(path)), len(os.fsencode(self._temporary))) > _MAX_PATH:
             raise SocketUnavailable(f"{path} has more than {_MAX_PATH} bytes, the most a Unix socket's path may have")
         gid = _group_id(group)
         try:
             _make_folder(os.path.dirname(path) or ".", gid)
+            _check_kind(path)
             self._lock = _lock(path + ".lock")
             try:
                 _check_replaceable(path)
@@ -48,11 +54,10 @@ class SocketFile:
     def _listen(self, mode: int, gid: int, backlog: int) -> socket.socket:
         # Made under another name and moved into place when it listens with the right mode: no client ever
         # finds a socket that refuses it, and nobody connects before the mode is set.
-        folder = os.path.dirname(self.path) or "."
-        temporary = os.path.join(folder, f".{os.getpid() % 1_000_000}")
+        temporary = self._temporary
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            if os.path.lexists(temporary):
+            if os.path.lexists(temporary) and stat.S_ISSOCK(os.lstat(temporary).st_mode):
                 os.unlink(temporary)
             listener.bind(temporary)
             try:
@@ -92,8 +97,12 @@ def _make_folder(folder: str, gid: int) -> None:
         found = os.stat(folder)
         if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
             raise SocketUnavailable(f"{folder} can be written by everyone; anyone could replace the socket") from None
-        if os.path.basename(folder) == f"sidegate-{os.getuid()}" and found.st_uid != os.getuid():
-            raise SocketUnavailable(f"{folder} belongs to another user") from None
+        why = foreign(folder)
+        if why:
+            raise SocketUnavailable(why) from None
+        # A folder like those made here, and the group asked for could not pass it.
+        if gid >= 0 and found.st_uid == os.geteuid() and found.st_mode & 0o777 == 0o750 and found.st_gid != gid:
+            os.chown(folder, -1, gid)
         return
     os.chmod(folder, 0o750)  # noqa: S103  the mode the socket's group needs, whatever the umask took away
     if gid >= 0:
@@ -110,13 +119,15 @@ def _lock(path: str) -> int:
     return descriptor
 
 
-def _check_replaceable(path: str) -> None:
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(found.st_mode):
+def _check_kind(path: str) -> None:
+    """Before anything is made beside it: what is there must be a socket, or nothing."""
+    if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
         raise SocketUnavailable(f"{path} exists and is no socket; it was left alone")
+
+
+def _check_replaceable(path: str) -> None:
+    if not os.path.lexists(path):
+        return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0.5)
         try:
@@ -137,6 +148,8 @@ def _group_id(group: str) -> int:
     if not group:
         return -1
     if group.isascii() and group.isdigit():
+        if len(group) > 10 or int(group) > _MAX_GROUP:
+            raise SocketUnavailable(f"socket_group {group[:20]} is no group's number")
         return int(group)
     try:
         return grp.getgrnam(group).gr_gid

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sidecar.bucket import LeakyBucket, Terms, TokenBucket
+from sidecar.bucket import LeakyBucket, State, Terms, TokenBucket, check_instant, opened
 from sidecar.calendar import Calendar
-from sidecar.messages import INT64_MAX, INT64_MIN, Algorithm, Verdict, validate
+from sidecar.errors import InvalidRequest
+from sidecar.messages import INT64_MAX, INT64_MIN, Algorithm, Verdict, text_fault, validate
 
 DEFAULT_MAX_BUCKETS = 1_000_000
 DEFAULT_MAX_CLOCK_SKEW = 10_000
@@ -158,6 +159,63 @@ class Table:
         ring.older = entry
         return verdict
 
+    def charge(self, now: int, request: Sequence[Any], at: int | None = None, refused: bool = False) -> State:
+        """Charge what another node admitted, also beyond the limit; the bucket's state after it.
+
+        Negative hits, RESET_REMAINING and changed terms apply as those of an ordinary request do.  Nothing is refused;
+        what is too old to count (its window was over before the bucket's began) is left out.
+        at: when it was admitted: the end of its window (token bucket) or epoch ms (leaky), never taken for later
+            than the clock skew allows.  None: when the request was created, else now.
+        refused: the node refused the hits, so that they only count as a refusal; with DRAIN_OVER_LIMIT they empty
+            the bucket.
+
+        Raises InvalidRequest, and charges nothing, for values that are no request and no instant.
+        """
+        validate(request)
+        name, unique_key, hits, limit, duration, algorithm, behavior, burst, created_at = request
+        terms = self._terms.get((limit, duration, algorithm, behavior, burst)) or self._agree(request)
+        leaky = algorithm == Algorithm.LEAKY_BUCKET
+        entry = self._shards[hash((name, unique_key)) & self._mask].get((name, unique_key))
+        latest = now + self._skew
+        ended = False
+        if at is None:
+            at = now if created_at is None else min(max(created_at, now - self._skew), latest)
+            if not leaky:
+                end = 0
+                if isinstance(entry, _TokenEntry) and at < entry.end and not terms.fresh:
+                    end = entry.end_under(terms)
+                ended = at >= end
+                at = terms.window_end(at) if ended else end
+        else:
+            check_instant(algorithm, duration, behavior, at)
+            at = min(at, latest if leaky else terms.window_end(latest))
+            if entry is not None and entry.algorithm == algorithm and entry.over(at, self._skew):
+                return entry.export()
+        if entry is None or ended or entry.algorithm != algorithm:
+            entry = self._add(request, entry, terms, at if leaky else terms.window_start(at), now)
+        entry.charge(hits, terms, at, refused)
+        self._use(entry)
+        return entry.export()
+
+    def state(self, name: str, unique_key: str) -> State | None:
+        """A bucket in plain values, as its last request left it; None if there is none."""
+        entry = self._shards[hash((name, unique_key)) & self._mask].get((name, unique_key))
+        return None if entry is None else entry.export()
+
+    def adopt(self, now: int, name: str, unique_key: str, state: object) -> None:
+        """Hold a bucket of this exported state, in place of the one that is there; room is made as for any new one.
+
+        Raises InvalidRequest for what no bucket exports, and then changes nothing.
+        """
+        why = text_fault("name", name) or text_fault("unique_key", unique_key)
+        if why:
+            raise InvalidRequest(why)
+        stated, refused, numbers = opened(state)
+        terms = self._terms.get(stated) or self._agree((name, unique_key, 0, *stated, None))
+        kind = _LeakyEntry if terms.algorithm == Algorithm.LEAKY_BUCKET else _TokenEntry
+        old = self._shards[hash((name, unique_key)) & self._mask].get((name, unique_key))
+        self._use(self._hang(kind.restored(terms, refused, *numbers), name, unique_key, old, now))
+
     def forget(self, name: str, unique_key: str) -> bool:
         """Drop one bucket, so that its next request opens a new one; whether there was one."""
         entry = self._shards[hash((name, unique_key)) & self._mask].get((name, unique_key))
@@ -206,6 +264,11 @@ class Table:
     def _add(self, request: Sequence[Any], old: _Entry | None, terms: Terms, at: int, now: int) -> _Entry:
         """A new bucket for a valid request; `old`, of another algorithm, goes."""
         validate(request)
+        kind = _LeakyEntry if terms.algorithm == Algorithm.LEAKY_BUCKET else _TokenEntry
+        return self._hang(kind(terms, at), request[0], request[1], old, now)
+
+    def _hang(self, entry: _Entry, name: str, unique_key: str, old: _Entry | None, now: int) -> _Entry:
+        """Give a new bucket its place, that of `old` if there is one."""
         if old is not None:
             self._remove(old)
         if self._count >= self._max:
@@ -213,10 +276,7 @@ class Table:
         # Every frame brings its own copy of a name; buckets of one limit share the first.
         if len(self._names) >= _MAX_REMEMBERED:
             self._names.clear()
-        name, unique_key = request[0], request[1]
         key = (self._names.setdefault(name, name), unique_key)
-        kind = _LeakyEntry if terms.algorithm == Algorithm.LEAKY_BUCKET else _TokenEntry
-        entry = kind(terms, at)
         entry.key = key
         last = self._spare.older
         entry.older = last
@@ -226,6 +286,16 @@ class Table:
         self._count += 1
         self._created += 1
         return entry
+
+    def _use(self, entry: _Entry) -> None:
+        """Make this bucket its ring's last used one; `judge` does so by itself, without the cost of a call."""
+        entry.older.newer = entry.newer
+        entry.newer.older = entry.older
+        ring = self._spare if entry.spare() else self._exhausted
+        last = ring.older
+        entry.older = last
+        entry.newer = ring
+        last.newer = ring.older = entry
 
     def _make_room(self, now: int) -> None:
         """Forget one bucket: an ended one, else the least recently used with tokens, else an exhausted one."""

@@ -44,12 +44,12 @@ _DEFAULTS = (0, 0, 0, None, 0)
 _REQUEST = _REQUIRED + len(_DEFAULTS)
 _USUAL_SIZE = 256
 """Bytes up to which a frame is usual."""
-_MAX_ELEMENTS = 1000
-"""The longest array or map in a frame."""
+_MAX_ELEMENTS = 4096
+"""The longest array or map in a frame: more than a check may hold, so that one too long is still answered by its id."""
 
 
 class Op(IntEnum):
-    """What a frame asks for."""
+    """What a frame asks for; REPORT and ASK only between peers."""
 
     CHECK = 1
     RESET = 2
@@ -57,6 +57,8 @@ class Op(IntEnum):
     INFO = 4
     CLOCK = 5
     PEERS = 6
+    REPORT = 7
+    ASK = 8
 
 
 class Outcome(IntEnum):
@@ -206,6 +208,7 @@ def unpack(body: bytes) -> Any:
             unicode_errors="surrogateescape",
             max_array_len=_MAX_ELEMENTS,
             max_map_len=_MAX_ELEMENTS,
+            strict_map_key=False,
         )
     except msgpack.ExtraData:
         raise BadFrame("bytes are left after the frame's array") from None
@@ -253,7 +256,10 @@ def split_id(data: bytes) -> tuple[int, bytes]:
 def _five(value: Any) -> tuple[Any, ...]:
     """The elements of a request frame that was not simply five of them."""
     if type(value) is not tuple or not 4 <= len(value) <= 5:
-        raise BadFrame("a frame is an array of 4 or 5 elements: version, id, op, payload, budget")
+        known = type(value) is tuple and len(value) > 1 and type(value[1]) is int and 0 < value[1] <= INT64_MAX
+        raise BadFrame(
+            "a frame is an array of 4 or 5 elements: version, id, op, payload, budget", value[1] if known else 0
+        )
     return value if len(value) == 5 else (*value, None)
 
 

@@ -140,8 +140,8 @@ def test_a_request_may_go_without_a_budget() -> None:
         ("text", "an array of 4 or 5 elements", 0),
         ({"a": 1}, "an array of 4 or 5 elements", 0),
         ([], "an array of 4 or 5 elements", 0),
-        ([1, 1, 3], "an array of 4 or 5 elements", 0),
-        ([1, 1, 3, None, None, None], "an array of 4 or 5 elements", 0),
+        ([1, 1, 3], "an array of 4 or 5 elements", 1),
+        ([1, 1, 3, None, None, None], "an array of 4 or 5 elements", 1),
         ([1, 0, 3, None], "id is an integer from 1", 0),
         ([1, -1, 3, None], "id is an integer from 1", 0),
         ([1, 2**63, 3, None], "id is an integer from 1", 0),
@@ -233,5 +233,6 @@ def test_bytes_that_are_no_text_go_and_come_back() -> None:
 
 def test_numbers_have_the_protocols_values() -> None:
     """The numbers on the wire stay what they are."""
-    assert {op.name: int(op) for op in Op} == {"CHECK": 1, "RESET": 2, "PING": 3, "INFO": 4, "CLOCK": 5, "PEERS": 6}
+    asked = {"CHECK": 1, "RESET": 2, "PING": 3, "INFO": 4, "CLOCK": 5, "PEERS": 6, "REPORT": 7, "ASK": 8}
+    assert {op.name: int(op) for op in Op} == asked
     assert {outcome.name: int(outcome) for outcome in Outcome} == {"ANSWERED": 0, "REFUSED": 1, "FATAL": 2}
