@@ -104,9 +104,7 @@ def speed(folder: Path, rounds: int, seconds: float) -> Iterator[Figure]:
 def million(folder: Path, algorithm: int, name: str) -> Iterator[Figure]:
     """A million live buckets: memory each, and the worst stall while filling, serving and sweeping."""
     path = folder / f"million-{name}"
-    clock = 1_700_000_000_000
-    options = ("--clock", f"manual:{clock}", "--max-buckets", str(2 * load.MILLION))
-    with daemon(path, *options, module="benchmarks.timed_daemon") as process:
+    with daemon(path, "--max-buckets", str(2 * load.MILLION), module="benchmarks.timed_daemon") as process:
 
         def stall() -> tuple[float, float]:
             assert process.stdin is not None
@@ -130,8 +128,7 @@ def million(folder: Path, algorithm: int, name: str) -> Iterator[Figure]:
             False,
             f"filled in {filled:.0f} s, probed {probed:.0f} ms",
         )
-        # Past every window's end, the sweep passes over them all while requests go on.
-        load.move_clock(str(path), clock + 2 * load.WINDOW)
+        # Their windows end one after the other, as they were filled, and the sweep follows while requests go on.
         sweeping = together(load.probe_until_swept, [(str(path), algorithm)])[0]
         swept = stall()
         for what, found, worst in (("filling", filling, probed), ("sweeping", swept, sweeping)):

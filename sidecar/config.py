@@ -129,7 +129,10 @@ class Config:
     )
     node: str = _setting(platform.node, "name", "this node's name, told as the owner of its decisions", _node)
     max_buckets: int = _setting(
-        DEFAULT_MAX_BUCKETS, "buckets", "most buckets held, about 350 bytes each", _integer(1, 100_000_000)
+        DEFAULT_MAX_BUCKETS,
+        "buckets",
+        "most buckets held, about 350 bytes each, more with long keys or a limit of its own for each key",
+        _integer(1, 100_000_000),
     )
     max_connections: int = _setting(4096, "connections", "most clients at a time", _integer(1, 1_000_000))
     max_frame: int = _setting(DEFAULT_MAX_FRAME, "bytes", "longest frame taken from a client", _integer(1024, 64 << 20))

@@ -19,6 +19,7 @@ LIMIT = Limit("server", 1_000_000, per="1d")
 PINGS = packed(1, 1, PING, None) * 1000
 CHECKS = packed(1, 1, CHECK, [["server", "deaf", 1, 1000, 1000]] * 1000)
 INFOS = packed(1, 1, INFO, None) * 1000
+NILS = packed(1, 1, CHECK, [None] * 1000) * 4
 
 Start = Callable[..., DaemonProcess]
 
@@ -87,7 +88,7 @@ def test_a_client_that_never_reads(start_daemon: Start, data: bytes) -> None:
     assert daemon.connections()["dropped"] == 5
 
 
-@pytest.mark.parametrize("data", [PINGS, CHECKS, INFOS], ids=["pings", "checks", "infos"])
+@pytest.mark.parametrize("data", [PINGS, CHECKS, INFOS, NILS], ids=["pings", "checks", "infos", "nils"])
 def test_others_wait_for_a_read_at_most(daemon: DaemonProcess, data: bytes) -> None:
     """A client that sends as much as a socket holds delays another one's call by a moment, whatever it asks for."""
     deaf = Deaf(daemon, data * 40)
