@@ -50,6 +50,11 @@ class Batcher(Generic[Item]):
         return True
 
     @property
+    def urgent(self) -> bool:
+        """Whether something waits that is to leave alone and at once."""
+        return bool(self._alone)
+
+    @property
     def ready(self) -> bool:
         """Whether `take` would give a batch now."""
         waiting = len(self._queue)

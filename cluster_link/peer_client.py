@@ -142,13 +142,14 @@ class PeerClient:
             while True:
                 call: Any = channel.stream_stream(METHOD)()
                 try:
-                    await asyncio.wait_for(self._greet(call), self._settings.timeout)
+                    async with asyncio.timeout(self._settings.timeout):
+                        await self._greet(call)
                     pause = _FIRST_PAUSE
                     if self._failure:
                         self._failure = ""
                         self._report("peer_back", peer=self.peer.name, address=self.peer.address)
                     await self._carry(call)
-                except (grpc.RpcError, TimeoutError, asyncio.InvalidStateError, _Broken) as error:
+                except Exception as error:  # whatever a peer sends or a stream does, it is tried again
                     self._away(_why(error))
                 finally:
                     call.cancel()
@@ -160,21 +161,26 @@ class PeerClient:
         """One empty round trip: only a peer that answers is sent requests."""
         self._last_id += 1
         await call.write(self._codec.ping(self._last_id))
-        if await call.read() is grpc.aio.EOF:
+        data = await call.read()
+        if data is grpc.aio.EOF:
             raise _Broken("it closed the stream")
+        _, _, why, _ = self._codec.unpack(data)
+        if why:
+            raise _Broken(why)
 
     async def _carry(self, call: Any) -> None:
         """Send and receive until the stream breaks or the peer falls silent."""
-        tasks = [asyncio.ensure_future(work(call)) for work in (self._write, self._read)]
-        tasks.append(asyncio.ensure_future(self._watch()))
+        works = (self._write(call), self._read(call), self._watch())
+        tasks = [asyncio.ensure_future(work) for work in works]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        # A new exception, not the task's own: that one would know this frame, and the frame the call, and while a
+        # call is known gRPC goes on dialling, also for a channel that was closed.
+        raise _Broken(next((_why(end) for end in ends if isinstance(end, Exception)), "the stream ended"))
 
     async def _write(self, call: Any) -> None:
         wait = self._settings.wait
@@ -182,10 +188,13 @@ class PeerClient:
             items = self._batcher.take() if not wait or self._gathered(wait) else []
             if not items:
                 self._wake.clear()
-                if wait and len(self._batcher):
-                    await asyncio.sleep(max(0.001, self._first_queued + wait - time.monotonic()))
-                else:
-                    await self._wake.wait()
+                gathers = wait and self._batcher.ready
+                left = max(0.001, self._first_queued + wait - time.monotonic()) if gathers else None
+                try:
+                    async with asyncio.timeout(left):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
                 continue
             wanted = [item for item in items if item.waiter.waiting]
             if not wanted:
@@ -201,7 +210,11 @@ class PeerClient:
             await call.write(self._codec.pack(self._last_id, op, payload))
 
     def _gathered(self, wait: float) -> bool:
-        return len(self._batcher) >= self._settings.limit or time.monotonic() - self._first_queued >= wait
+        return (
+            self._batcher.urgent
+            or len(self._batcher) >= self._settings.limit
+            or time.monotonic() - self._first_queued >= wait
+        )
 
     async def _read(self, call: Any) -> None:
         while True:

@@ -7,9 +7,13 @@ daemon that has peers, since gRPC costs 20 MiB.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+# gRPC's own lines on standard error are no part of our log; what they tell comes as exceptions too.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from cluster_link.membership import Peer, change, parse_peers
 from cluster_link.peer_client import Codec, Settings
@@ -18,7 +22,6 @@ from cluster_link.peer_server import PeerServer
 from cluster_link.ring import Ring
 from sidecar.calendar import Calendar
 from sidecar.config import Config, time_zone
-from sidecar.errors import InvalidRequest
 from sidecar.forward import FALLBACKS, Deadlines
 from sidecar.replica import Replicas
 from sidecar.router import Router
@@ -139,10 +142,7 @@ class Cluster:
         )
 
     def _decide_alone(self, request: Sequence[Any]) -> Any:
-        try:
-            return self._fallback_table.decide(self._now(), request)
-        except InvalidRequest:
-            return (2, 0, 0, 0, 0)
+        return self._fallback_table.decide(self._now(), request)
 
     def _facts(self) -> dict[str, object]:
         links = {client.peer.name: client for client in self._pool.clients()}

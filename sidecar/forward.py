@@ -13,6 +13,8 @@ from sidecar.messages import Fallback, Status
 
 _UNDER, _OVER, _ERROR = int(Status.UNDER_LIMIT), int(Status.OVER_LIMIT), int(Status.ERROR)
 
+_STATUSES = (_UNDER, _OVER, _ERROR)
+
 FALLBACKS = {"error": Fallback.ERROR, "local": Fallback.LOCAL, "allow": Fallback.ALLOW, "deny": Fallback.DENY}
 
 
@@ -70,15 +72,29 @@ class Slot:
     def answered(self, answer: Any, node: str) -> None:
         """The owner's answer; a plain decision gets the owner's name."""
         if not self.settled:
+            if type(answer) is not tuple or not 5 <= len(answer) <= 8 or answer[0] not in _STATUSES:
+                self.failed("what its owner sent is no decision", True)
+                return
             self.settled = True
-            named = (*answer, node) if type(answer) is tuple and len(answer) == 5 else answer
-            self._frame.settle(self._index, named)
+            self._frame.settle(self._index, (*answer, node) if len(answer) == 5 else answer)
 
     def failed(self, why: str, sent: bool) -> None:
         """No answer will come; whether the owner may have counted the hits changes nothing here."""
         if not self.settled:
             self.settled = True
             self._frame.settle(self._index, self._fall_back(self._request, why))
+
+
+class ResetSlot(Slot):
+    """A forwarded reset, which is answered with whether there was a bucket, or with why there can be none."""
+
+    __slots__ = ()
+
+    def answered(self, answer: Any, node: str) -> None:
+        """The owner's answer."""
+        if not self.settled:
+            self.settled = True
+            self._frame.settle(self._index, answer if type(answer) is bool else str(answer))
 
 
 class Deadlines:
@@ -95,25 +111,25 @@ class Deadlines:
     ) -> None:
         self._later = later
         self._now = now
-        self._step = step
+        self.step = step
         self._due: dict[int, list[Slot]] = {}
 
     def add(self, seconds: float, slots: list[Slot]) -> None:
         """Fail these in `seconds`, up to a step later, unless they are settled by then."""
-        due = int((self._now() + seconds) / self._step) + 1
+        due = int((self._now() + seconds) / self.step) + 1
         there = self._due.get(due)
         if there is not None:
             there += slots
             return
         if not self._due:
-            self._later(self._step, self._tick)
+            self._later(self.step, self._tick)
         self._due[due] = slots
 
     def _tick(self) -> None:
-        passed = int(self._now() / self._step)
+        passed = int(self._now() / self.step)
         over = [slot for due in sorted(due for due in self._due if due <= passed) for slot in self._due.pop(due)]
         if self._due:
-            self._later(self._step, self._tick)
+            self._later(self.step, self._tick)
         fault: Exception | None = None
         for slot in over:
             if not slot.settled:

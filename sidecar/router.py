@@ -12,15 +12,16 @@ from typing import Any, Protocol
 from cluster_link.membership import Peer
 from cluster_link.ring import Ring
 from sidecar.errors import InvalidRequest
-from sidecar.forward import Asker, Deadlines, Frame, Slot, made_up
-from sidecar.messages import MAX_KEY_BYTES, Behavior, Fallback, Status
+from sidecar.forward import Asker, Deadlines, Frame, ResetSlot, Slot, made_up
+from sidecar.messages import MAX_FALLBACK, MAX_KEY_BYTES, Behavior, Fallback, Status
 from sidecar.sync import GlobalSync
 from sidecar.wire import Op, filled
 
 _CHECK, _RESET = int(Op.CHECK), int(Op.RESET)
 _GLOBAL = int(Behavior.GLOBAL)
+_OF_BUDGET = 0.8
+"""The part of a caller's budget that an owner may take."""
 _ERROR = int(Status.ERROR)
-_FALLBACKS = frozenset(Fallback)
 _ALONE = int(Behavior.NO_BATCHING)
 
 
@@ -121,12 +122,16 @@ class Router:
         finish: Callable[[list[Any]], bytes],
     ) -> None:
         """Have the owner forget a bucket; the asker is sent what `finish` makes of its bool, or of a text why not."""
-        slot = Slot(Frame(asker, [None], 1, finish), 0, None, lambda _, why: why)
+        slot = ResetSlot(Frame(asker, [None], 1, finish), 0, None, lambda _, why: why)
         self._watch([slot], budget)
         self._link(peer).ask(_RESET, (name, unique_key), slot, alone=True)
 
     def _watch(self, slots: list[Slot], budget: int | None) -> None:
-        self._deadlines.add(self._timeout if budget is None else min(self._timeout, budget / 1000), slots)
+        # The fallback's answer must be there before the caller gives up, a step of the deadlines later at worst.
+        seconds = (
+            self._timeout if budget is None else min(self._timeout, budget * _OF_BUDGET / 1000 - self._deadlines.step)
+        )
+        self._deadlines.add(max(seconds, 0.0), slots)
         self.forwarded += len(slots)
 
     def _answer_from_replica(self, now: int, index: int, peer: Peer, request: Any, answers: list[Any]) -> bool:
@@ -162,16 +167,21 @@ class Router:
                 return None
         if len(request) > 8 and request[8] is not None and type(request[8]) is not int:
             return None
-        return None if len(request) == 10 and request[9] not in _FALLBACKS else peer
+        if len(request) == 10 and (type(request[9]) is not int or not 0 <= request[9] <= MAX_FALLBACK):
+            return None
+        return peer
 
     def _fall_back(self, request: Sequence[Any], why: str) -> Any:
         self.fallbacks += 1
         request, policy = filled(request)
-        return made_up(policy or self._fallback, request, why, self._decide_share)
+        try:
+            return made_up(policy or self._fallback, request, why, self._decide_share)
+        except InvalidRequest as error:
+            return _ERROR, 0, 0, 0, 0, None, False, str(error)
 
     def _decide_share(self, request: Sequence[Any]) -> Any:
         """Decide with an equal share of the limit, in buckets that are kept apart from owned ones."""
         nodes = len(self.ring.peers)
         name, unique_key, hits, limit, duration, algorithm, behavior, burst, created_at = request
-        limit, burst = (max(1, value // nodes) if value else 0 for value in (limit, burst))
+        limit, burst = (max(1, value // nodes) if value > 0 else value for value in (limit, burst))
         return self._decide_alone((name, unique_key, hits, limit, duration, algorithm, behavior, burst, created_at))

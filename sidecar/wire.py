@@ -74,7 +74,7 @@ _OUTCOMES = frozenset(Outcome)
 _REFUSALS = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
 
 
-class BadFrame(Exception):
+class BadFrame(ValueError):
     """Bytes that can never become a valid frame.  `request_id` is the frame's own where it could be read, else 0."""
 
     def __init__(self, why: str, request_id: int = 0) -> None:

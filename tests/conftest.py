@@ -6,10 +6,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests.clusters import Cluster
 from tests.daemons import DaemonProcess
 
 settings.register_profile("sidegate", deadline=None, derandomize=False)
@@ -44,3 +46,20 @@ def start_daemon(short_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
 def daemon(start_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
     """One daemon with a manual clock."""
     return start_daemon()
+
+
+@pytest.fixture
+def start_cluster(short_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Starts clusters (see Cluster.start), each in its own folder, and ends them after the test."""
+    started: list[Cluster] = []
+
+    def start(nodes: int, *options: str, **more: Any) -> Cluster:
+        folder = short_path / f"cluster-{len(started)}"
+        folder.mkdir()
+        started.append(Cluster(folder))
+        started[-1].start(nodes, *options, **more)
+        return started[-1]
+
+    yield start
+    for cluster in started:
+        cluster.close()
