@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import tempfile
+from itertools import chain
+from pathlib import Path
 
+from benchmarks.linked import link
 from benchmarks.one_host import figures
 
 
@@ -17,7 +21,8 @@ def main() -> None:
     options = parser.parse_args()
     print(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores\n")
     print("| figure | measured | target | met | in numbers |\n|---|---|---|---|---|")
-    for figure in figures(options.rounds, options.seconds):
+    linked = link(Path(tempfile.mkdtemp(prefix="sgb-")), options.rounds, options.seconds)
+    for figure in chain(figures(options.rounds, options.seconds), linked):
         bound = f"{'>=' if figure.at_least else '<='} {figure.target:g} {figure.unit}"
         met = "yes" if figure.met else "**missed**"
         print(f"| {figure.name} | {figure.value:.3g} {figure.unit} | {bound} | {met} | {figure.detail} |", flush=True)

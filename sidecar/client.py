@@ -168,7 +168,8 @@ class Client:
     def _one(self, limit: Limit, key: str, hits: int) -> Decision:
         request = _limit(limit).wire(key, hits)
         try:
-            decision = self._check((request,))[0]
+            answers, node = self._open().ask(_CHECK, (request,))
+            (decision,) = self._decisions(answers, node, 1)
         except _AWAY as error:
             return self._made_up(limit.limit, error)
         if decision.status == Status.ERROR:
@@ -179,14 +180,18 @@ class Client:
         decisions: list[Decision] = []
         parts = _parts(batch)
         for part, (answers, node) in zip(parts, self._open().ask_all(_CHECK, parts), strict=True):
-            try:
-                if len(answers) != len(part):
-                    raise ValueError(f"{len(answers)} decisions on {len(part)} requests")
-                decisions += [_decision(answer, node) for answer in answers]
-            except (TypeError, ValueError, LookupError) as error:
-                self.close()
-                raise ProtocolError(f"the daemon sent what is no decision: {error}") from error
+            decisions += self._decisions(answers, node, len(part))
         return decisions
+
+    def _decisions(self, answers: Any, node: str, count: int) -> list[Decision]:
+        try:
+            if len(answers) == count:
+                return [_decision(answer, node) for answer in answers]
+            why = f"{len(answers)} decisions on {count} requests"
+        except (TypeError, ValueError, LookupError) as error:
+            why = str(error)
+        self.close()
+        raise ProtocolError(f"the daemon sent what is no decision: {why}")
 
     def _ask(self, op: int, payload: object) -> tuple[Any, str]:
         return self._open().ask(op, payload)

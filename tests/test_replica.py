@@ -175,8 +175,8 @@ def test_a_shorter_duration_that_is_over_is_for_the_owner() -> None:
     """A window that has ended under the request's own terms is opened by nobody but the owner."""
     _, (node, _) = cluster()
     node.ask(T)
-    assert node.hit(T + 99, duration=100) is not None
     assert node.hit(T + 100, duration=100) is None
+    assert node.hit(T + 99, duration=100) is not None
 
 
 @pytest.mark.parametrize("algorithm", [TOKEN, LEAKY])
@@ -285,6 +285,67 @@ def test_a_refund_ends_the_memory_of_a_refusal_at_the_owner_too() -> None:
     assert owner.decide(T, fields(hits=0, duration=LONG))[:3] == (U, 10, 0)
 
 
+def test_a_refund_is_not_summed_with_hits_from_before_a_refusal() -> None:
+    """Another node's refusal comes in between; the owner's memory of it ends with the refund, as it does here."""
+    owner, (node, other) = cluster()
+    node.ask(T, hits=5)
+    node.hit(T)
+    node.take()
+    node.hit(T)
+    other.ask(T, hits=4)
+    node.deliver(T)
+    other.hit(T)
+    other.hit(T)
+    other.flush(T)
+    node.answer(T)
+    node.take()
+    node.hit(T)  # refused here as well, and told after what is under way
+    node.flush(T)
+    state = owner.state("n", "k")
+    assert state is not None
+    assert state[5] is True
+    for hits in (-3, 1, 1):
+        node.hit(T, hits=hits)
+    node.flush(T)
+    assert owner.state("n", "k") == node.replicas.state("n", "k")
+    assert owner.decide(T, fields(hits=0, duration=LONG))[0] == U
+
+
+def test_unsent_hits_are_not_summed_with_a_refund_that_ends_a_refusal() -> None:
+    """The owner's answer says that hits were refused there while some of ours were on their way."""
+    owner, (node, other) = cluster()
+    node.ask(T, hits=5)
+    node.hit(T)
+    node.take()
+    node.hit(T)
+    assert owner.decide(T, fields(hits=5, duration=LONG))[0] == U
+    assert owner.decide(T, fields(hits=1, duration=LONG))[0] == O
+    node.deliver(T)
+    node.answer(T)
+    assert node.hit(T, hits=-3) == (U, 10, 1, T + LONG, 0)
+    assert node.hit(T, hits=1) == (U, 10, 0, T + LONG, 0)
+    node.flush(T)
+    assert owner.decide(T, fields(hits=0, duration=LONG))[:3] == (U, 10, 0)
+
+
+@pytest.mark.parametrize("algorithm", [TOKEN, LEAKY])
+def test_a_peek_under_other_terms_is_told(algorithm: int) -> None:
+    """It moves the window's end, or changes the rate of the leak, for the owner as well."""
+    owner, (node, _) = cluster()
+    node.ask(T, algorithm=algorithm)
+    node.hit(T, hits=0, duration=100, algorithm=algorithm)
+    assert reported(node) == [(0, 10, 0, False)]
+    node.replicas.returned([])
+    _, (node, _) = cluster()
+    node.ask(T, algorithm=algorithm)
+    node.hit(T, hits=0, duration=100, algorithm=algorithm)
+    node.flush(T)
+    assert node.owner.state("n", "k") == node.replicas.state("n", "k")
+    state = node.owner.state("n", "k")
+    assert state is not None
+    assert state[2] == 100
+
+
 def test_a_copy_that_is_used_is_renewed() -> None:
     """A peek or a refusal has the owner asked for its state, so that another node's refund is seen here."""
     _, (node, other) = cluster()
@@ -337,6 +398,45 @@ def test_a_report_given_back_is_told_before_what_came_later() -> None:
     assert node.replicas.counters.unsent == 3
     node.flush(T)
     assert used(owner) == 5
+
+
+def test_a_reset_after_a_report_that_comes_back_is_told_after_it() -> None:
+    """In another order, the hits would be charged to the bucket that was reset."""
+    owner, (node, _) = cluster()
+    node.ask(T, hits=5)
+    node.hit(T, hits=2)
+    node.take()
+    node.hit(T, hits=0, behavior=RESET)
+    node.give_back()
+    node.flush(T)
+    assert used(owner) == 0
+
+
+def test_what_is_under_way_stays_charged_when_another_answer_comes() -> None:
+    """The answer to an earlier question knows nothing of the report behind it."""
+    _, (node, _) = cluster()
+    node.hit(T, hits=1)
+    node.hit(T, hits=1)
+    node.deliver(T)
+    node.answer(T)
+    node.hit(T, hits=4)
+    node.take()
+    node.deliver(T)
+    node.answer(T)
+    assert node.hit(T, hits=0) == (U, 10, 4, T + LONG, 0)
+    node.flush(T)
+    assert node.hit(T, hits=0) == (U, 10, 4, T + LONG, 0)
+
+
+def test_hits_of_two_windows_are_two_entries() -> None:
+    """Unsent hits of the window before are told apart from those of this one, which count."""
+    owner, (node, _) = cluster()
+    node.ask(T)
+    node.hit(T, hits=5)
+    node.ask(T + LONG)
+    node.hit(T + LONG, hits=3)
+    node.flush(T + LONG)
+    assert used(owner) == 4
 
 
 def test_an_unreachable_owner_costs_no_memory() -> None:
@@ -470,6 +570,19 @@ def test_no_more_is_admitted_than_can_be_remembered() -> None:
     node.up.clear()
     node.flush(T)
     assert used(owner) == admitted + 1
+
+
+def test_a_refusal_past_the_bound_is_not_noted() -> None:
+    """It is no hit that could be lost, and the bound holds; one that would drain is for the owner."""
+    _, (node, _) = cluster(max_replicas=1)
+    node.ask(T, hits=8)
+    node.hit(T, hits=1)
+    assert node.hit(T, hits=1) == (U, 10, 0, T + LONG, 0)
+    node.replicas.returned(node.replicas.take(10))
+    assert node.hit(T, hits=0) == (U, 10, 0, T + LONG, 0)
+    assert node.hit(T, hits=1) == (O, 10, 0, T + LONG, LONG)
+    assert node.replicas.counters.unsent == 1
+    assert node.hit(T, hits=1, behavior=DRAIN) is None
 
 
 def test_the_sweep_is_bounded_and_forgets_only_what_is_told() -> None:
@@ -681,11 +794,11 @@ def test_no_history_breaks_a_copy(start: int, steps: list[Step], reports: list[b
 @given(
     waits=st.lists(st.integers(0, 400), min_size=1, max_size=60),
     hits=st.lists(st.sampled_from([1, 1, 2, 3, -1]), min_size=60, max_size=60),
-    reports=st.lists(st.booleans(), min_size=60, max_size=60),
+    reports=st.lists(st.sampled_from(["", "", "flush", "take", "give back"]), min_size=60, max_size=60),
     burst=st.sampled_from([0, 3, 40]),
 )
 @SOME
-def test_a_leaky_bucket_is_told_to_a_token(waits: list[int], hits: list[int], reports: list[bool], burst: int) -> None:
+def test_a_leaky_bucket_is_told_to_a_token(waits: list[int], hits: list[int], reports: list[str], burst: int) -> None:
     """However its hits were spread over the time between reports, the owner's level is less than a token above."""
     table, owner = Table(), Table()
     node = Node(owner)
@@ -700,7 +813,11 @@ def test_a_leaky_bucket_is_told_to_a_token(waits: list[int], hits: list[int], re
             event("refused")
         if verdict is None or verdict[0] == U:
             table.charge(now, fields(hits=asked, **terms))
-        if report:
+        if report == "take":
+            node.take()
+        elif report == "give back":
+            node.give_back()
+        elif report:
             node.flush(now)
             peek = fields(hits=0, **terms)
             owner.decide(now, peek)
@@ -768,8 +885,8 @@ def test_extreme_hits_are_reported_whole() -> None:
     owner, (node, _) = cluster()
     big = {"limit": INT64_MAX, "duration": INT64_MAX}
     node.ask(T, hits=0, **big)
-    for hits in (2**62, -(2**62), -(2**63), INT64_MAX, INT64_MAX, 5):
-        node.hit(T, hits=hits, **big)
+    for hits in (2**62, -(2**62), -(2**63), -(2**63), INT64_MAX, INT64_MAX, 5):
+        assert node.hit(T, hits=hits, **big) is not None
     node.flush(T)
-    assert used(owner) == -(2**63) + 2 * INT64_MAX - 0
+    assert used(owner) == -(2**64) + 2 * INT64_MAX + 5
     assert node.replicas.state("n", "k") == owner.state("n", "k")

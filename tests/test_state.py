@@ -330,6 +330,21 @@ def test_a_drain_elsewhere_empties_the_bucket(algorithm: int) -> None:
     assert state[7] == (13_000 if algorithm else 13)
 
 
+@pytest.mark.parametrize("algorithm", [TOKEN, LEAKY])
+def test_a_raised_limit_ends_the_memory_of_a_refusal(algorithm: int) -> None:
+    """Also where the raise came with hits that took all it gave."""
+    table = Table()
+    ask(table, T, hits=10, algorithm=algorithm)
+    ask(table, T, hits=1, algorithm=algorithm)
+    charge(table, T, hits=1, limit=11, algorithm=algorithm)
+    assert ask(table, T, hits=0, limit=11, algorithm=algorithm)[:3] == (U, 11, 0)
+
+
+def test_nothing_is_remembered_of_a_window_of_no_length() -> None:
+    """Not even a refusal elsewhere."""
+    assert charge(Table(), T, refused=True, limit=0, duration=0, algorithm=LEAKY)[5] is False
+
+
 def test_hits_of_a_window_that_is_over_are_not_charged_to_the_next() -> None:
     """A window is known by its end, so that late reports and nodes with other clocks cannot fill the wrong one."""
     table = Table()
@@ -372,6 +387,11 @@ def test_a_leaky_bucket_takes_late_hits_for_a_window() -> None:
     assert ask(table, T, hits=0, algorithm=LEAKY)[2] == 4
     charge(table, T, at=T - 1500, hits=3, algorithm=LEAKY)
     assert ask(table, T, hits=0, algorithm=LEAKY)[2] == 4
+    wide: dict[str, Any] = {"algorithm": LEAKY, "burst": 40, "unique_key": "wide"}  # takes 4 s to leak
+    ask(table, T, hits=1, **wide)
+    charge(table, T, at=T - 4499, hits=5, **wide)
+    charge(table, T, at=T - 4500, hits=5, **wide)
+    assert ask(table, T, hits=0, **wide)[2] == 34
 
 
 @pytest.mark.parametrize("at", [True, 1.5, "1", INT64_MIN, 2**64, INT64_MAX])
