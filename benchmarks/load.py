@@ -125,7 +125,7 @@ def fill_or_probe(start: Callable[[], object], path: str, algorithm: int, bucket
         asker.ask(
             1,
             [
-                (NAME, f"account:{number:07d}", 1, 1000, SHORT_WINDOW, algorithm, 0, 0, None)
+                (NAME, f"account:{number:07d}", 1000, 1000, SHORT_WINDOW, algorithm, 0, 0, None)
                 for number in range(first, first + 100)
             ],
         )

@@ -285,35 +285,9 @@ def test_a_refund_ends_the_memory_of_a_refusal_at_the_owner_too() -> None:
     assert owner.decide(T, fields(hits=0, duration=LONG))[:3] == (U, 10, 0)
 
 
-def test_a_refund_is_not_summed_with_hits_from_before_a_refusal() -> None:
-    """Another node's refusal comes in between; the owner's memory of it ends with the refund, as it does here."""
-    owner, (node, other) = cluster()
-    node.ask(T, hits=5)
-    node.hit(T)
-    node.take()
-    node.hit(T)
-    other.ask(T, hits=4)
-    node.deliver(T)
-    other.hit(T)
-    other.hit(T)
-    other.flush(T)
-    node.answer(T)
-    node.take()
-    node.hit(T)  # refused here as well, and told after what is under way
-    node.flush(T)
-    state = owner.state("n", "k")
-    assert state is not None
-    assert state[5] is True
-    for hits in (-3, 1, 1):
-        node.hit(T, hits=hits)
-    node.flush(T)
-    assert owner.state("n", "k") == node.replicas.state("n", "k")
-    assert owner.decide(T, fields(hits=0, duration=LONG))[0] == U
-
-
 def test_unsent_hits_are_not_summed_with_a_refund_that_ends_a_refusal() -> None:
     """The owner's answer says that hits were refused there while some of ours were on their way."""
-    owner, (node, other) = cluster()
+    owner, (node, _) = cluster()
     node.ask(T, hits=5)
     node.hit(T)
     node.take()
@@ -331,11 +305,6 @@ def test_unsent_hits_are_not_summed_with_a_refund_that_ends_a_refusal() -> None:
 @pytest.mark.parametrize("algorithm", [TOKEN, LEAKY])
 def test_a_peek_under_other_terms_is_told(algorithm: int) -> None:
     """It moves the window's end, or changes the rate of the leak, for the owner as well."""
-    owner, (node, _) = cluster()
-    node.ask(T, algorithm=algorithm)
-    node.hit(T, hits=0, duration=100, algorithm=algorithm)
-    assert reported(node) == [(0, 10, 0, False)]
-    node.replicas.returned([])
     _, (node, _) = cluster()
     node.ask(T, algorithm=algorithm)
     node.hit(T, hits=0, duration=100, algorithm=algorithm)
