@@ -13,7 +13,7 @@ from cluster_link.membership import Peer
 from cluster_link.ring import Ring
 from sidecar.errors import InvalidRequest
 from sidecar.forward import Asker, Deadlines, Frame, ResetSlot, Slot, made_up
-from sidecar.messages import MAX_FALLBACK, MAX_KEY_BYTES, Behavior, Fallback, Status
+from sidecar.messages import MAX_FALLBACK, MAX_KEY_BYTES, Behavior, Fallback, Status, validate
 from sidecar.sync import GlobalSync
 from sidecar.wire import Op, filled
 
@@ -175,6 +175,7 @@ class Router:
         self.fallbacks += 1
         request, policy = filled(request)
         try:
+            validate(request)  # what its owner would have refused is no one's to admit
             return made_up(policy or self._fallback, request, why, self._decide_share)
         except InvalidRequest as error:
             return _ERROR, 0, 0, 0, 0, None, False, str(error)

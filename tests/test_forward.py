@@ -378,13 +378,14 @@ def test_a_local_decision_has_an_equal_share_of_the_limit(limit: int, burst: int
 
 @pytest.mark.parametrize("values", [{"limit": -1}, {"burst": -1}])
 def test_a_share_of_a_bad_number_is_a_bad_number(values: dict[str, object]) -> None:
-    """A negative limit is no limit of 1: the deciding is to see that it is wrong."""
+    """A negative limit is no limit of 1: it gets its error and no share."""
     bench = Bench(Fallback.LOCAL)
     bench.check(request(NEARS[0], **values))
     bench.links[NEAR].waiters[0].failed("why", True)
-    (share,) = bench.shares
-    (field,) = values
-    assert share[3 if field == "limit" else 7] < 0
+    assert not bench.shares
+    ((status, *_, error),) = bench.sent
+    assert status == 2
+    assert next(iter(values)) in error
 
 
 # --- An owner's answer
@@ -476,3 +477,15 @@ def test_a_frame_that_is_done_leaves_no_circle(how: str) -> None:
             bench.expire()
             for link in bench.links.values():
                 link.asked.clear()
+
+
+@pytest.mark.parametrize("policy", [Fallback.LOCAL, Fallback.ALLOW, Fallback.DENY], ids=lambda policy: policy.name)
+def test_no_fallback_answers_what_is_no_request(policy: Fallback) -> None:
+    """An unknown algorithm is an error whoever is away: a policy makes no decision on it."""
+    bench = Bench()
+    bench.check((*fields(unique_key=NEARS[0], algorithm=7), int(policy)))
+    (slot,) = bench.links[NEAR].waiters
+    slot.failed("away", False)
+    ((status, *_, error),) = bench.sent
+    assert status == 2
+    assert "unknown algorithm 7" in error
