@@ -120,11 +120,11 @@ def cluster(nodes: int = 2, **options: Any) -> tuple[Table, list[Node]]:
     return owner, [Node(owner, Replicas(**options)) for _ in range(nodes)]
 
 
-def used(table: Table, name: str = "n", unique_key: str = "k") -> Any:
+def used(table: Table, name: str = "n", unique_key: str = "k") -> int:
     """What the owner holds as consumed."""
     state = table.state(name, unique_key)
     assert state is not None
-    return state[7]
+    return state[7] if isinstance(state[7], int) else int.from_bytes(state[7], "big", signed=True)
 
 
 # --- Who answers
