@@ -51,8 +51,9 @@ class Cluster:
         self._pool = PeerPool(_codec(Packer(config.node)), self._settings, report)
         self._server = PeerServer(lambda batch: service.answer_peer(batch, now()))
         # Shares of limits whose owner is away are counted apart, so that they never mix with owned buckets.
-        self._fallback_table = Table(min(config.max_buckets, _FALLBACK_BUCKETS), config.max_clock_skew)
-        self._replicas = Replicas(config.max_replicas, config.max_clock_skew, Calendar(time_zone(config.time_zone)))
+        calendar = Calendar(time_zone(config.time_zone))
+        self._fallback_table = Table(min(config.max_buckets, _FALLBACK_BUCKETS), config.max_clock_skew, calendar)
+        self._replicas = Replicas(config.max_replicas, config.max_clock_skew, calendar)
         self._sync = GlobalSync(self._replicas, now, service.table, self._owner, self._pool.client, report)
         self._syncing: asyncio.Task[None] | None = None
         self._members: frozenset[Peer] = frozenset()
