@@ -148,6 +148,7 @@ class Cluster:
     def _facts(self) -> dict[str, object]:
         links = {client.peer.name: client for client in self._pool.clients()}
         router = self._router
+        me = self._find_me(self._members)
         return {
             "me": self.address,
             "forwarded": router.forwarded if router else 0,
@@ -157,11 +158,7 @@ class Cluster:
                 {
                     "name": peer.name,
                     "address": peer.address,
-                    "state": "self"
-                    if peer == self._find_me(self._members)
-                    else links[peer.name].state
-                    if peer.name in links
-                    else "idle",
+                    "state": "self" if peer == me else links[peer.name].state if peer.name in links else "idle",
                     "queued": links[peer.name].queued if peer.name in links else 0,
                     "batches": links[peer.name].batches if peer.name in links else 0,
                     "requests": links[peer.name].requests if peer.name in links else 0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from sidecar.messages import Fallback, Status
+from sidecar.messages import Fallback, Status, error_answer
 
 _UNDER, _OVER, _ERROR = int(Status.UNDER_LIMIT), int(Status.OVER_LIMIT), int(Status.ERROR)
 
@@ -149,4 +149,4 @@ def made_up(policy: int, request: Sequence[Any], why: str, decide: Callable[[Seq
         return _UNDER, request[3], 0, 0, 0, None, True, why
     if policy == Fallback.DENY:
         return _OVER, request[3], 0, 0, 0, None, True, why
-    return _ERROR, 0, 0, 0, 0, None, False, why
+    return error_answer(why)

@@ -221,6 +221,11 @@ class Decision(_Value):
         return self.status == 0
 
 
+def error_answer(why: str) -> tuple[int, int, int, int, int, None, bool, str]:
+    """The answer, as it stands in a frame, to a request that was not decided."""
+    return int(Status.ERROR), 0, 0, 0, 0, None, False, why
+
+
 def validate(request: Sequence[object]) -> None:
     """Raise InvalidRequest unless these nine values, in the order of RateLimit's fields, are a valid request.
 

@@ -13,7 +13,7 @@ from cluster_link.membership import Peer
 from cluster_link.ring import Ring
 from sidecar.errors import InvalidRequest
 from sidecar.forward import Asker, Deadlines, Frame, ResetSlot, Slot, made_up
-from sidecar.messages import MAX_FALLBACK, MAX_KEY_BYTES, Behavior, Fallback, Status, validate
+from sidecar.messages import MAX_FALLBACK, MAX_KEY_BYTES, Behavior, Fallback, error_answer, validate
 from sidecar.sync import GlobalSync
 from sidecar.wire import Op, filled
 
@@ -21,7 +21,6 @@ _CHECK, _RESET = int(Op.CHECK), int(Op.RESET)
 _GLOBAL = int(Behavior.GLOBAL)
 _OF_BUDGET = 0.8
 """The part of a caller's budget that an owner may take."""
-_ERROR = int(Status.ERROR)
 _ALONE = int(Behavior.NO_BATCHING)
 
 
@@ -69,10 +68,7 @@ class Router:
             return None
         if len(name) > MAX_KEY_BYTES or len(unique_key) > MAX_KEY_BYTES:
             return None
-        try:
-            peer = self.ring.owner(name, unique_key)
-        except UnicodeEncodeError:
-            return None
+        peer = self.ring.owner(name, unique_key)
         return None if peer.name == self._me else peer
 
     def check(
@@ -136,12 +132,12 @@ class Router:
 
     def _answer_from_replica(self, now: int, index: int, peer: Peer, request: Any, answers: list[Any]) -> bool:
         """Answer a GLOBAL request from the replica; False if it is not GLOBAL, or its owner has to be asked."""
-        if len(request) < 7 or not request[6] & _GLOBAL:
+        if not is_global(request):
             return False
         try:
             verdict = self._replicas.decide(now, filled(request)[0])
         except InvalidRequest as error:
-            answers[index] = (_ERROR, 0, 0, 0, 0, None, False, str(error))
+            answers[index] = error_answer(str(error))
             return True
         if verdict is None:
             return False
@@ -149,7 +145,7 @@ class Router:
         return True
 
     def _ask(self, peer: Peer, request: Any, slot: Slot) -> None:
-        if len(request) > 6 and request[6] & _GLOBAL:
+        if is_global(request):
             self._replicas.ask(peer, filled(request)[0], slot)
             return
         alone = len(request) > 6 and bool(request[6] & _ALONE)
@@ -178,7 +174,7 @@ class Router:
             validate(request)  # what its owner would have refused is no one's to admit
             return made_up(policy or self._fallback, request, why, self._decide_share)
         except InvalidRequest as error:
-            return _ERROR, 0, 0, 0, 0, None, False, str(error)
+            return error_answer(str(error))
 
     def _decide_share(self, request: Sequence[Any]) -> Any:
         """Decide with an equal share of the limit, in buckets that are kept apart from owned ones."""
@@ -186,3 +182,8 @@ class Router:
         name, unique_key, hits, limit, duration, algorithm, behavior, burst, created_at = request
         limit, burst = (max(1, value // nodes) if value > 0 else value for value in (limit, burst))
         return self._decide_alone((name, unique_key, hits, limit, duration, algorithm, behavior, burst, created_at))
+
+
+def is_global(request: Sequence[Any]) -> bool:
+    """Whether a request that `Router.route` gave a peer is to be answered from a replica."""
+    return len(request) > 6 and bool(request[6] & _GLOBAL)

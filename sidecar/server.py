@@ -143,14 +143,16 @@ class Connection(asyncio.Protocol):
                 server.pending += 1
                 return
         self._todo = iter(frames.feed(data))
-        self._work()
+        self._work(now)
 
-    def _work(self) -> None:
+    def _go_on(self) -> None:
+        """Another turn for what is left of the last read, with a clock reading of its own."""
+        if not self._paused and not self._transport.is_closing():
+            self._work(self._server.now())
+
+    def _work(self, now: int) -> None:
         """Answer frames of the last read, up to a turn's share; the rest waits for the loop's next turn."""
         server = self._server
-        if self._paused or self._transport.is_closing():
-            return
-        now = server.now()
         answers: list[bytes] = []
         share = _TURN
         try:
@@ -177,7 +179,7 @@ class Connection(asyncio.Protocol):
             # Read no more before this is done; it may be done already, which the next turn finds out.
             self.busy = True
             self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._work)
+            asyncio.get_running_loop().call_soon(self._go_on)
         elif self.busy:
             self.busy = False
             self._transport.resume_reading()
@@ -204,7 +206,7 @@ class Connection(asyncio.Protocol):
         else:
             self._unstall()
         if self.busy:
-            self._work()
+            self._go_on()
         else:
             self._transport.resume_reading()
 

@@ -14,15 +14,14 @@ from cluster_link.membership import Peer
 from sidecar.clock import Clock, SystemClock
 from sidecar.errors import InvalidRequest
 from sidecar.forward import Asker
-from sidecar.messages import MAX_REQUESTS, Behavior, Status, int_fault, text_fault
-from sidecar.router import Router
+from sidecar.messages import MAX_REQUESTS, Status, error_answer, int_fault, text_fault
+from sidecar.router import Router, is_global
 from sidecar.sync import settle_all
 from sidecar.table import Known, Table
 from sidecar.wire import BadFrame, Op, Outcome, Packer, filled, frame, open_request, split_id
 
 _CHECK = int(Op.CHECK)
 _ANSWERED = int(Outcome.ANSWERED)
-_GLOBAL = int(Behavior.GLOBAL)
 _ERROR = int(Status.ERROR)
 _MAX_KNOWN = 16_384
 """Frames remembered, of about 300 bytes each; past it the memory starts anew."""
@@ -153,7 +152,7 @@ class Service:
                 answers.append(verdict)
             except InvalidRequest as error:
                 self.errors += 1
-                answers.append((_ERROR, 0, 0, 0, 0, None, False, str(error)))
+                answers.append(error_answer(str(error)))
         self.decisions += len(answers)
         return answers
 
@@ -165,7 +164,7 @@ class Service:
             if answers is None or answers[0][0] == _ERROR:
                 return
             known = self.table.find(filled(request)[0])
-        elif len(request) < 7 or not request[6] & _GLOBAL:
+        elif not is_global(request):
             known = Forward(peer, request, budget)
         _, rest = split_id(frame(body))
         if rest and known is not None:
