@@ -96,7 +96,6 @@ class PeerClient:
         self._task: asyncio.Task[None] | None = None
         self._failure = ""
         self._first_queued = 0.0
-        self.round_trip = 0.0
         self.batches = 0
         self.requests = 0
 
@@ -225,7 +224,6 @@ class PeerClient:
             sent = self._sent.pop(batch_id, None)
             if sent is None:
                 raise _Broken(f"it answered batch {batch_id}, which is not under way")
-            self.round_trip = time.monotonic() - sent.at
             self._batcher.returned()
             if self._batcher.ready:
                 self._wake.set()

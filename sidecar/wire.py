@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 VERSION = 1
 DEFAULT_MAX_FRAME = 1 << 20
 """Bytes of a frame's body, both ways."""
-MAX_DEPTH = 1024
-"""msgpack's own bound on nesting; a valid frame nests arrays three deep."""
 
 _LENGTH = Struct(">I")
 _PREFIX = _LENGTH.size
