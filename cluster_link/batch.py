@@ -74,6 +74,10 @@ class Batcher(Generic[Item]):
             size = min(size, before or 1)
         self._taken += size
         self.under_way += 1
+        if size == len(self._queue):
+            items = list(self._queue)
+            self._queue.clear()
+            return items
         return [self._queue.popleft() for _ in range(size)]
 
     def returned(self) -> None:

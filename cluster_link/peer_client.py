@@ -69,10 +69,8 @@ class Settings(NamedTuple):
     timeout: float
 
 
-class _Item(NamedTuple):
-    op: int
-    payload: Any
-    waiter: Waiter
+_Item = tuple[int, Any, Waiter]
+"""(op, payload, waiter): a plain tuple, since one is made for each request."""
 
 
 class _Sent(NamedTuple):
@@ -114,12 +112,12 @@ class PeerClient:
         if self._failure:
             waiter.failed(self._failure, False)
             return
-        if not len(self._batcher):
+        if self._settings.wait and not len(self._batcher):
             self._first_queued = time.monotonic()
-        if not self._batcher.add(_Item(op, payload, waiter), alone):
+        if not self._batcher.add((op, payload, waiter), alone):
             waiter.failed(f"over {self._settings.max_queue} requests wait for {self.peer.name}", False)
             return
-        if self._batcher.ready:
+        if not self._wake.is_set() and self._batcher.ready:
             self._wake.set()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -195,14 +193,15 @@ class PeerClient:
                 except TimeoutError:
                     pass
                 continue
-            wanted = [item for item in items if item.waiter.waiting]
+            wanted = [item for item in items if item[2].waiting]
             if not wanted:
                 self._batcher.returned()
                 continue
             self._last_id += 1
-            op = wanted[0].op
+            op, payload, _ = wanted[0]
             together = op == self._codec.many
-            payload = [item.payload for item in wanted] if together else wanted[0].payload
+            if together:
+                payload = [payload for _, payload, _ in wanted]
             self._sent[self._last_id] = _Sent(wanted, together, time.monotonic())
             self.batches += 1
             self.requests += len(wanted)
@@ -231,11 +230,11 @@ class PeerClient:
             if not why and (type(answers) is not tuple or len(answers) != len(sent.items)):
                 why = f"{self.peer.name} sent what is no answer to {len(sent.items)} requests"
             if why:
-                for item in sent.items:
-                    item.waiter.failed(why, True)
+                for _, _, waiter in sent.items:
+                    waiter.failed(why, True)
                 continue
-            for item, answer in zip(sent.items, answers, strict=True):
-                item.waiter.answered(answer, node)
+            for (_, _, waiter), answer in zip(sent.items, answers, strict=True):
+                waiter.answered(answer, node)
 
     async def _watch(self) -> None:
         """Break when the oldest batch under way has gone unanswered for the time-out: one time-out for all."""
@@ -257,10 +256,10 @@ class PeerClient:
     def _fail_all(self, why: str) -> None:
         sent, self._sent = self._sent, {}
         for batch in sent.values():
-            for item in batch.items:
-                item.waiter.failed(why, True)
-        for item in self._batcher.clear():
-            item.waiter.failed(why, False)
+            for _, _, waiter in batch.items:
+                waiter.failed(why, True)
+        for _, _, waiter in self._batcher.clear():
+            waiter.failed(why, False)
 
 
 class _Broken(Exception):

@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from sidecar.messages import Fallback, Status, error_answer
+from sidecar.wire import Outcome
 
 _UNDER, _OVER, _ERROR = int(Status.UNDER_LIMIT), int(Status.OVER_LIMIT), int(Status.ERROR)
 
+_ANSWERED = int(Outcome.ANSWERED)
 _STATUSES = (_UNDER, _OVER, _ERROR)
 
 FALLBACKS = {"error": Fallback.ERROR, "local": Fallback.LOCAL, "allow": Fallback.ALLOW, "deny": Fallback.DENY}
@@ -76,13 +78,48 @@ class Slot:
                 self.failed("what its owner sent is no decision", True)
                 return
             self.settled = True
-            self._frame.settle(self._index, (*answer, node) if len(answer) == 5 else answer)
+            self._settle((*answer, node) if len(answer) == 5 else answer)
 
     def failed(self, why: str, sent: bool) -> None:
         """No answer will come; whether the owner may have counted the hits changes nothing here."""
         if not self.settled:
             self.settled = True
-            self._frame.settle(self._index, self._fall_back(self._request, why))
+            self._settle(self._fall_back(self._request, why))
+
+    def _settle(self, answer: Any) -> None:
+        self._frame.settle(self._index, answer)
+
+
+class LoneSlot(Slot):
+    """The one request of a frame, which then needs no places: most frames are such.
+
+    pack: (id, outcome, answers) -> the answer frame's bytes.
+    """
+
+    __slots__ = ("_asker", "_pack", "_request_id")
+
+    def __init__(
+        self,
+        asker: Asker,
+        request_id: int,
+        pack: Callable[[int, int, Any], bytes],
+        request: Any,
+        fall_back: Callable[[Any, str], Any],
+    ) -> None:
+        self._asker = asker
+        self._request_id = request_id
+        self._pack = pack
+        self._request = request
+        self._fall_back = fall_back
+        self.settled = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer would still be of use."""
+        return not self.settled and not self._asker.gone
+
+    def _settle(self, answer: Any) -> None:
+        self._asker.send(self._pack(self._request_id, _ANSWERED, (answer,)))
 
 
 class ResetSlot(Slot):
@@ -94,7 +131,7 @@ class ResetSlot(Slot):
         """The owner's answer."""
         if not self.settled:
             self.settled = True
-            self._frame.settle(self._index, answer if type(answer) is bool else str(answer))
+            self._settle(answer if type(answer) is bool else str(answer))
 
 
 class Deadlines:
@@ -114,16 +151,16 @@ class Deadlines:
         self.step = step
         self._due: dict[int, list[Slot]] = {}
 
-    def add(self, seconds: float, slots: list[Slot]) -> None:
+    def add(self, seconds: float, slots: Sequence[Slot]) -> None:
         """Fail these in `seconds`, up to a step later, unless they are settled by then."""
         due = int((self._now() + seconds) / self.step) + 1
         there = self._due.get(due)
         if there is not None:
-            there += slots
+            there.extend(slots)
             return
         if not self._due:
             self._later(self.step, self._tick)
-        self._due[due] = slots
+        self._due[due] = list(slots)
 
     def _tick(self) -> None:
         passed = int(self._now() / self.step)

@@ -7,12 +7,12 @@ back through forward.py.  Knows no stream, no loop and no clock; links, deadline
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cluster_link.membership import Peer
 from cluster_link.ring import Ring
 from sidecar.errors import InvalidRequest
-from sidecar.forward import Asker, Deadlines, Frame, ResetSlot, Slot, made_up
+from sidecar.forward import Asker, Deadlines, Frame, LoneSlot, ResetSlot, Slot, made_up
 from sidecar.messages import MAX_FALLBACK, MAX_KEY_BYTES, Behavior, Fallback, error_answer, validate
 from sidecar.sync import GlobalSync
 from sidecar.wire import Op, filled
@@ -28,6 +28,16 @@ class Link(Protocol):
     """The way to one peer: settles the waiter exactly once."""
 
     def ask(self, op: int, payload: Any, waiter: Slot, alone: bool = False) -> None: ...
+
+
+class Course(NamedTuple):
+    """How one request, alone in its frame, goes to its owner: found once, then followed as often as it comes."""
+
+    link: Link
+    request: Any
+    payload: Any
+    alone: bool
+    seconds: float
 
 
 class Router:
@@ -100,13 +110,17 @@ class Router:
             self._ask(peer, request, slot)
         return None
 
-    def forward(
-        self, peer: Peer, request: Any, budget: int | None, asker: Asker, finish: Callable[[list[Any]], bytes]
-    ) -> None:
-        """Forward one request, alone in its frame, of which `check` has found that `peer` is to be asked."""
-        slot = Slot(Frame(asker, [None], 1, finish), 0, request, self._fall_back)
-        self._watch([slot], budget)
-        self._ask(peer, request, slot)
+    def course(self, peer: Peer, request: Any, budget: int | None) -> Course:
+        """The way of a request of which `check` has found that `peer` is to be asked, within budget ms."""
+        return Course(self._link(peer), request, request[:9], _is_alone(request), self._seconds(budget))
+
+    def forward(self, course: Course, asker: Asker, request_id: int, pack: Callable[[int, int, Any], bytes]) -> None:
+        """Forward one request, alone in its frame; the asker is sent what `pack` makes of the answer."""
+        link, request, payload, alone, seconds = course
+        slot = LoneSlot(asker, request_id, pack, request, self._fall_back)
+        self._deadlines.add(seconds, (slot,))
+        self.forwarded += 1
+        link.ask(_CHECK, payload, slot, alone)
 
     def reset(
         self,
@@ -123,12 +137,15 @@ class Router:
         self._link(peer).ask(_RESET, (name, unique_key), slot, alone=True)
 
     def _watch(self, slots: list[Slot], budget: int | None) -> None:
-        # The fallback's answer must be there before the caller gives up, a step of the deadlines later at worst.
-        seconds = (
-            self._timeout if budget is None else min(self._timeout, budget * _OF_BUDGET / 1000 - self._deadlines.step)
-        )
-        self._deadlines.add(max(seconds, 0.0), slots)
+        self._deadlines.add(self._seconds(budget), slots)
         self.forwarded += len(slots)
+
+    def _seconds(self, budget: int | None) -> float:
+        """How long owners may take, so that the fallback's answer is there before the caller gives up, a step of the
+        deadlines later at worst."""
+        if budget is None:
+            return self._timeout
+        return max(0.0, min(self._timeout, budget * _OF_BUDGET / 1000 - self._deadlines.step))
 
     def _answer_from_replica(self, now: int, index: int, peer: Peer, request: Any, answers: list[Any]) -> bool:
         """Answer a GLOBAL request from the replica; False if it is not GLOBAL, or its owner has to be asked."""
@@ -148,8 +165,7 @@ class Router:
         if is_global(request):
             self._replicas.ask(peer, filled(request)[0], slot)
             return
-        alone = len(request) > 6 and bool(request[6] & _ALONE)
-        self._link(peer).ask(_CHECK, request[:9], slot, alone)
+        self._link(peer).ask(_CHECK, request[:9], slot, _is_alone(request))
 
     def route(self, request: Any) -> Peer | None:
         """The peer to ask; None for what is decided here, which is also where odd values get their error."""
@@ -187,3 +203,7 @@ class Router:
 def is_global(request: Sequence[Any]) -> bool:
     """Whether a request that `Router.route` gave a peer is to be answered from a replica."""
     return len(request) > 6 and bool(request[6] & _GLOBAL)
+
+
+def _is_alone(request: Sequence[Any]) -> bool:
+    return len(request) > 6 and bool(request[6] & _ALONE)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from cluster_link.membership import Peer
 from sidecar.clock import Clock, SystemClock
 from sidecar.errors import InvalidRequest
 from sidecar.forward import Asker
 from sidecar.messages import MAX_REQUESTS, Status, error_answer, int_fault, text_fault
-from sidecar.router import Router, is_global
+from sidecar.router import Course, Router, is_global
 from sidecar.sync import settle_all
 from sidecar.table import Known, Table
 from sidecar.wire import BadFrame, Op, Outcome, Packer, filled, frame, open_request, split_id
@@ -29,14 +28,6 @@ _FIELDS = 9
 
 CLOCK_SET = 0
 CLOCK_ADVANCE = 1
-
-
-class Forward(NamedTuple):
-    """A frame's one request that a peer is to be asked, within budget ms."""
-
-    peer: Peer
-    request: Any
-    budget: int | None
 
 
 class Service:
@@ -57,7 +48,7 @@ class Service:
         self._router: Router | None = None
         self.peers: Callable[[], object] = dict
         self._judge = table.judge
-        self._known: dict[bytes, Known | Forward] = {}
+        self._known: dict[bytes, Known | Course] = {}
         self.decisions = 0
         self.over_limit = 0
         self.errors = 0
@@ -72,9 +63,9 @@ class Service:
         known = self._known.get(rest)
         if known is None or not request_id:
             return None
-        if isinstance(known, Forward):
+        if isinstance(known, Course):
             assert self._router is not None
-            self._router.forward(*known, asker, partial(self.pack, request_id, _ANSWERED))
+            self._router.forward(known, asker, request_id, self.pack)
             return b""
         entry, hits, terms = known
         verdict = self._judge(entry, hits, terms, now)
@@ -158,14 +149,15 @@ class Service:
 
     def _learn(self, body: bytes, request: Any, answers: list[Any] | None, budget: int | None) -> None:
         """Remember who decides a frame's one request, so that `answer_again` knows."""
-        known: Known | Forward | None = None
+        known: Known | Course | None = None
         peer = self._router.route(request) if self._router is not None else None
         if peer is None:
             if answers is None or answers[0][0] == _ERROR:
                 return
             known = self.table.find(filled(request)[0])
         elif not is_global(request):
-            known = Forward(peer, request, budget)
+            assert self._router is not None
+            known = self._router.course(peer, request, budget)
         _, rest = split_id(frame(body))
         if rest and known is not None:
             if len(self._known) >= _MAX_KNOWN:
