@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import grpc
@@ -80,11 +80,16 @@ class _Sent(NamedTuple):
 
 
 class PeerClient:
-    """The link to one peer.  `report` is told of changes: (event, **fields)."""
+    """The link to one peer.
 
-    def __init__(self, peer: Peer, codec: Codec, settings: Settings, report: Callable[..., None]) -> None:
+    codecs: one for each version that this node speaks, newest first; the first that the peer takes is used.
+    report: told of changes: (event, **fields).
+    """
+
+    def __init__(self, peer: Peer, codecs: Sequence[Codec], settings: Settings, report: Callable[..., None]) -> None:
         self.peer = peer
-        self._codec = codec
+        self._codecs = codecs
+        self._codec = codecs[0]
         self._settings = settings
         self._report = report
         self._batcher: Batcher[_Item] = Batcher(settings.limit, max_queue=settings.max_queue)
@@ -93,6 +98,7 @@ class PeerClient:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failure = ""
+        self._greeted = False
         self._first_queued = 0.0
         self.batches = 0
         self.requests = 0
@@ -147,6 +153,8 @@ class PeerClient:
                         self._report("peer_back", peer=self.peer.name, address=self.peer.address)
                     await self._carry(call)
                 except Exception as error:  # whatever a peer sends or a stream does, it is tried again
+                    if self._older(error):
+                        continue
                     self._away(_why(error))
                 finally:
                     call.cancel()
@@ -154,8 +162,18 @@ class PeerClient:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
+    def _older(self, error: Exception) -> bool:
+        """Whether a greeting that was refused is to be made again in an older version."""
+        refused = isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        older = self._codecs[self._codecs.index(self._codec) + 1 :]
+        again = refused and not self._greeted and bool(older)
+        # Elsewhere the newest again: a peer that went may come back renewed.
+        self._codec = older[0] if again else self._codecs[0]
+        return again
+
     async def _greet(self, call: Any) -> None:
         """One empty round trip: only a peer that answers is sent requests."""
+        self._greeted = False
         self._last_id += 1
         await call.write(self._codec.ping(self._last_id))
         data = await call.read()
@@ -164,6 +182,7 @@ class PeerClient:
         _, _, why, _ = self._codec.unpack(data)
         if why:
             raise _Broken(why)
+        self._greeted = True
 
     async def _carry(self, call: Any) -> None:
         """Send and receive until the stream breaks or the peer falls silent."""

@@ -6,7 +6,7 @@ Decides which clients live.  Knows no ring and no request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from cluster_link.membership import Peer
 from cluster_link.peer_client import Codec, PeerClient, Settings
@@ -18,8 +18,8 @@ _FINISH = 2.0
 class PeerPool:
     """The links of one node."""
 
-    def __init__(self, codec: Codec, settings: Settings, report: Callable[..., None]) -> None:
-        self._codec = codec
+    def __init__(self, codecs: Sequence[Codec], settings: Settings, report: Callable[..., None]) -> None:
+        self._codecs = codecs
         self._settings = settings
         self._report = report
         self._clients: dict[str, PeerClient] = {}
@@ -29,7 +29,7 @@ class PeerPool:
         """The link to `peer`; opened by its first request."""
         client = self._clients.get(peer.name)
         if client is None:
-            client = self._clients[peer.name] = PeerClient(peer, self._codec, self._settings, self._report)
+            client = self._clients[peer.name] = PeerClient(peer, self._codecs, self._settings, self._report)
         return client
 
     def keep(self, peers: Iterable[Peer]) -> None:

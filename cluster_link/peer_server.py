@@ -5,6 +5,8 @@ Decides nothing: the answer is handed in.  An owner answers what it is sent and 
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -15,6 +17,9 @@ from cluster_link.errors import CannotListen
 from cluster_link.peer_client import MAX_MESSAGE
 
 _SERVICE, _METHOD_NAME = "sidegate.Peer", "Carry"
+_QUIET = 0.1
+"""Seconds without a batch after which a stopping server ends its streams: peers that still ask are given the grace to
+hear that this node is leaving."""
 
 
 class PeerServer:
@@ -22,6 +27,9 @@ class PeerServer:
 
     def __init__(self, answer: Callable[[bytes], bytes]) -> None:
         self._answer = answer
+        self._streams: set[asyncio.Task[Any]] = set()
+        self._last_batch = 0.0
+        self._stopping = False
         self._server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),  # two daemons on one address would share its connections at random
@@ -44,13 +52,32 @@ class PeerServer:
         return port
 
     async def stop(self, grace: float) -> None:
-        """Take no new streams; cut those that are open after `grace` seconds."""
-        await self._server.stop(grace)
+        """Take no new streams; end those that are open once they are quiet, or after `grace` seconds."""
+        self._stopping = True
+        stopping = asyncio.create_task(self._server.stop(grace))
+        now = time.monotonic()
+        end = now + grace
+        while self._streams and (left := min(end, max(now, self._last_batch + _QUIET)) - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+        for stream in self._streams:
+            stream.cancel()
+        await stopping
 
     async def _carry(self, batches: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        async for batch in batches:
-            try:
-                answer = self._answer(batch)
-            except ValueError as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            yield answer
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        try:
+            async for batch in batches:
+                self._last_batch = time.monotonic()
+                try:
+                    answer = self._answer(batch)
+                except ValueError as error:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                yield answer
+        except asyncio.CancelledError:
+            if not self._stopping:  # the peer went
+                raise
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this node stops")
+        finally:
+            self._streams.discard(task)

@@ -33,7 +33,7 @@ from sidecar.router import Router
 from sidecar.service import Service
 from sidecar.sync import GlobalSync
 from sidecar.table import Table
-from sidecar.wire import Op, Outcome, Packer, open_answer
+from sidecar.wire import VERSIONS, Op, Outcome, Packer, open_answer
 
 _FALLBACK_BUCKETS = 100_000
 _CHECK, _PING = int(Op.CHECK), int(Op.PING)
@@ -53,7 +53,7 @@ class Cluster:
             max_queue=config.peer_queue,
             timeout=config.peer_timeout / 1000,
         )
-        self._pool = PeerPool(_codec(Packer(config.node)), self._settings, report)
+        self._pool = PeerPool([_codec(Packer(config.node, version)) for version in VERSIONS], self._settings, report)
         self._server = PeerServer(lambda batch: service.answer_peer(batch, now()))
         # Shares of limits whose owner is away are counted apart, so that they never mix with owned buckets.
         calendar = Calendar(time_zone(config.time_zone))

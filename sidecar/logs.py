@@ -55,7 +55,8 @@ def make_logger(level: str, form: str, stream: TextIO | None = None) -> Any:
 
 
 class Repeats:
-    """Tells of trouble that may repeat: each event at once, then at most one line an interval.
+    """Tells of trouble that may repeat: each event at once, then at most one line an interval; of each peer, if it has
+    a field `peer`.
 
     interval: seconds.  now: a clock in seconds.  `flush` tells of what was held back when no further trouble
     comes; call it now and then.
@@ -65,33 +66,34 @@ class Repeats:
         self._log = log
         self._now = now
         self._interval = interval
-        self._last: dict[str, float] = {}
-        self._held: dict[str, tuple[int, dict[str, object]]] = {}
+        self._last: dict[tuple[str, object], float] = {}
+        self._held: dict[tuple[str, object], tuple[int, dict[str, object]]] = {}
         self.held_back = 0
 
     def __call__(self, event: str, **fields: object) -> None:
         """Log a warning (an error, if it has a field `error`), or hold it back and count it."""
         now = self._now()
-        if event in self._last and now - self._last[event] < self._interval:
-            count, _ = self._held.get(event, (0, fields))
+        kind = (event, fields.get("peer"))
+        if kind in self._last and now - self._last[kind] < self._interval:
+            count, _ = self._held.get(kind, (0, fields))
             # The last one's fields are told, but not its traceback: it would no longer be the current one.
             fields.pop("exc_info", None)
-            self._held[event] = (count + 1, fields)
+            self._held[kind] = (count + 1, fields)
             self.held_back += 1
             return
-        self._last[event] = now
-        held, _ = self._held.pop(event, (0, fields))
+        self._last[kind] = now
+        held, _ = self._held.pop(kind, (0, fields))
         self._tell(event, held, fields)
 
     def flush(self, everything: bool = False) -> None:
         """Tell of events held back whose interval is over; of all of them, before the end."""
         now = self._now()
-        for event in [event for event in self._held if everything or now - self._last[event] >= self._interval]:
-            count, fields = self._held.pop(event)
-            self._last[event] = now
-            self._tell(event, count, fields)
-        for event in [event for event, at in self._last.items() if now - at >= self._interval]:
-            del self._last[event]
+        for kind in [kind for kind in self._held if everything or now - self._last[kind] >= self._interval]:
+            count, fields = self._held.pop(kind)
+            self._last[kind] = now
+            self._tell(kind[0], count, fields)
+        for kind in [kind for kind, at in self._last.items() if now - at >= self._interval]:
+            del self._last[kind]
 
     def _tell(self, event: str, held: int, fields: dict[str, object]) -> None:
         if held:

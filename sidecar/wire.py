@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERSION = 1
+VERSIONS = (VERSION,)
+"""What this release speaks to peers, newest first.  A release that brings a new version also keeps the one before and
+answers each peer in the version that it asks in, so that a cluster can be renewed node by node."""
 DEFAULT_MAX_FRAME = 1 << 20
 """Bytes of a frame's body, both ways."""
 
@@ -143,12 +146,14 @@ class Packer:
     """Messages -> whole frames, ready to send.  Belongs to one thread: it keeps one buffer for all.
 
     node: the name that goes with every answer; a client needs none.
+    version: written into every message; a peer of the release before is spoken to in its own.
     """
 
-    __slots__ = ("_end", "_node", "_pack", "_size")
+    __slots__ = ("_end", "_node", "_pack", "_size", "_version")
 
-    def __init__(self, node: str = "") -> None:
+    def __init__(self, node: str = "", version: int = VERSION) -> None:
         self._node = node
+        self._version = version
         # What came as odd bytes in a name goes back as the same bytes in an error's text.
         self._pack = msgpack.Packer(unicode_errors="surrogateescape").pack
         self._end: bytes = self._pack(node)
@@ -160,7 +165,7 @@ class Packer:
 
     def request_body(self, request_id: int, op: int, payload: object, budget: int | None = None) -> bytes:
         """The same without its length: between peers, gRPC tells it."""
-        body: bytes = self._pack((VERSION, request_id, op, payload, budget))
+        body: bytes = self._pack((self._version, request_id, op, payload, budget))
         return body
 
     def decided(self, request_id: int, verdict: Verdict) -> bytes:
@@ -192,7 +197,7 @@ class Packer:
 
     def answer_body(self, request_id: int, outcome: int, payload: object) -> bytes:
         """The same without its length."""
-        body: bytes = self._pack((VERSION, request_id, outcome, payload, self._node))
+        body: bytes = self._pack((self._version, request_id, outcome, payload, self._node))
         return body
 
 

@@ -197,6 +197,16 @@ def test_events_are_told_apart(trouble: Trouble) -> None:
     assert [event for _, event, _ in trouble.told] == ["bad_frame", "client_dropped"]
 
 
+def test_peers_are_told_apart(trouble: Trouble) -> None:
+    """Each of several peers that go in one moment has its line; only the same one's next is held back."""
+    for peer in ("a", "b", "c", "a"):
+        trouble.tell("peer_away", peer=peer)
+    assert [fields["peer"] for _, _, fields in trouble.told] == ["a", "b", "c"]
+    trouble.now += 10
+    trouble.tell.flush()
+    assert trouble.told == [("warning", "peer_away", {"peer": "a", "held_back": 1})]
+
+
 def test_flush_tells_what_was_held_back_when_no_more_comes(trouble: Trouble) -> None:
     """Once the interval is over, flush tells the last one held back, with the count, and only once."""
     trouble.tell("bad_frame", why="first")

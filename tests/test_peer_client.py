@@ -1,4 +1,4 @@
-"""A link to one peer, by itself, on a loop of its own: closing it ends it, whatever it is at."""
+"""A link to one peer, by itself, on a loop of its own: what it settles and how, versions, silence, closing."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import asyncio
 import gc
 import random
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
+
+import pytest
 
 from cluster_link.membership import Peer
 from cluster_link.peer_client import PeerClient, Settings
+from cluster_link.peer_server import PeerServer
 from sidecar.cluster import _codec
-from sidecar.wire import Op, Packer
+from sidecar.wire import Op, Outcome, Packer, open_request
 from tests.clusters import Watch, free_port
 
 
@@ -33,7 +38,7 @@ class FakeWaiter:
 def link(port: int) -> PeerClient:
     """A link that is told to dial this port by the first `ask`."""
     peer = Peer("peer", f"127.0.0.1:{port}")
-    return PeerClient(peer, _codec(Packer("me")), Settings(1_000, 0.0, 20_000, 0.5), lambda *_, **__: None)
+    return PeerClient(peer, [_codec(Packer("me"))], Settings(1_000, 0.0, 20_000, 0.5), lambda *_, **__: None)
 
 
 def test_closing_a_link_returns_at_whatever_moment() -> None:
@@ -81,3 +86,232 @@ def test_a_closed_link_dials_no_more() -> None:
         assert asyncio.run(close_and_listen()) == 0
     finally:
         gc.enable()
+
+
+# --- With a peer that answers
+
+ANSWERS = Packer("owner")
+
+
+class Listener:
+    """A peer's end: answers each request with its key, keeps what it was sent, and can be told to answer oddly."""
+
+    def __init__(self, odd: Callable[[int, Any], bytes] | None = None) -> None:
+        self.batches: list[tuple[int, Any]] = []
+        self.odd = odd
+
+    def answer(self, body: bytes) -> bytes:
+        """The answer to one batch."""
+        batch_id, op, payload, _ = open_request(body)
+        if op == Op.PING:
+            return ANSWERS.answer_body(batch_id, Outcome.ANSWERED, None)
+        self.batches.append((op, payload))
+        if self.odd is not None:
+            return self.odd(batch_id, payload)
+        answer = [request[1] for request in payload] if op == Op.CHECK else payload
+        return ANSWERS.answer_body(batch_id, Outcome.ANSWERED, answer)
+
+
+class Kept(FakeWaiter):
+    """A waiter that keeps what came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came: list[Any] = []
+        self.over = asyncio.Event()
+
+    def answered(self, answer: Any, node: str) -> None:
+        self.came.append((answer, node))
+        self.over.set()
+
+    def failed(self, why: str, sent: bool) -> None:
+        self.came.append((why, sent))
+        self.over.set()
+
+
+@asynccontextmanager
+async def linked(
+    listener: Listener, versions: tuple[int, ...] = (1,), timeout: float = 0.5, limit: int = 1_000, queue: int = 20_000
+) -> AsyncIterator[tuple[PeerClient, PeerServer, list[tuple[str, dict[str, Any]]]]]:
+    """A client and a server that it dials, and what the client reports."""
+    server = PeerServer(listener.answer)
+    port = await server.start("127.0.0.1:0")
+    told: list[tuple[str, dict[str, Any]]] = []
+    codecs = [_codec(Packer("me", version)) for version in versions]
+    client = PeerClient(
+        Peer("owner", f"127.0.0.1:{port}"),
+        codecs,
+        Settings(limit, 0.0, queue, timeout),
+        lambda event, **fields: told.append((event, fields)),
+    )
+    try:
+        yield client, server, told
+    finally:
+        await client.close()
+        await server.stop(0)
+
+
+def request(key: str) -> tuple[Any, ...]:
+    """One request of that key."""
+    return ("n", key, 1, 10, 1_000)
+
+
+async def ask(client: PeerClient, *keys: str, op: int = Op.CHECK, alone: bool = False) -> list[Kept]:
+    """Ask of these keys in one moment; the waiters, when all are settled."""
+    waiters = [Kept() for _ in keys]
+    for key, waiter in zip(keys, waiters, strict=True):
+        client.ask(op, request(key), waiter, alone)
+    async with asyncio.timeout(10):
+        for waiter in waiters:
+            await waiter.over.wait()
+    return waiters
+
+
+def test_requests_of_a_moment_share_a_batch_and_keep_their_order() -> None:
+    """Fifty requests at once: one batch, each waiter its own key's answer and the owner's name, once."""
+
+    async def work() -> None:
+        listener = Listener()
+        async with linked(listener) as (client, _, _):
+            keys = [str(number) for number in range(50)]
+            waiters = await ask(client, *keys)
+            assert [waiter.came for waiter in waiters] == [[(key, "owner")] for key in keys]
+            assert [len(payload) for _, payload in listener.batches] == [50]
+            assert (client.batches, client.requests, client.queued, client.state) == (1, 50, 0, "connected")
+
+    asyncio.run(work())
+
+
+def test_a_batch_holds_no_more_than_its_limit() -> None:
+    """Twenty-five requests with a limit of ten: batches of 10, 10 and 5."""
+
+    async def work() -> None:
+        listener = Listener()
+        async with linked(listener, limit=10) as (client, _, _):
+            await ask(client, *map(str, range(25)))
+            assert [len(payload) for _, payload in listener.batches] == [10, 10, 5]
+
+    asyncio.run(work())
+
+
+def test_alone_is_alone() -> None:
+    """Requests that are to leave alone leave in batches of one."""
+
+    async def work() -> None:
+        listener = Listener()
+        async with linked(listener) as (client, _, _):
+            await ask(client, "a", "b", "c", alone=True)
+            assert [[key for _, key, *_ in payload] for _, payload in listener.batches] == [["a"], ["b"], ["c"]]
+
+    asyncio.run(work())
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    """The request past `max_queue` is failed, as one that was never sent; the others are answered."""
+
+    async def work() -> None:
+        async with linked(Listener(), queue=3) as (client, _, _):
+            waiters = await ask(client, "a", "b", "c", "d")
+            assert waiters[3].came == [("over 3 requests wait for owner", False)]
+            assert [waiter.came for waiter in waiters[:3]] == [[(key, "owner")] for key in "abc"]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("answers", [[], ["a"], ["a", "b", "c"], None, "ab", 7])
+def test_what_is_no_answer_to_a_batch_fails_it_as_sent(answers: Any) -> None:
+    """Too few, too many, or no array at all: each waiter is failed once, and the link goes on."""
+
+    async def work() -> None:
+        listener = Listener(lambda batch_id, _: ANSWERS.answer_body(batch_id, Outcome.ANSWERED, answers))
+        async with linked(listener) as (client, _, told):
+            waiters = await ask(client, "a", "b")
+            assert [waiter.came for waiter in waiters] == [[("owner sent what is no answer to 2 requests", True)]] * 2
+            listener.odd = None
+            (again,) = await ask(client, "c")
+            assert again.came == [("c", "owner")]
+            assert told == []
+
+    asyncio.run(work())
+
+
+def test_a_batch_that_was_never_sent_and_is_answered_breaks_the_stream() -> None:
+    """A peer that answers another id is not believed: it counts as away, and what was under way as sent."""
+
+    async def work() -> None:
+        listener = Listener(lambda batch_id, _: ANSWERS.answer_body(batch_id + 99, Outcome.ANSWERED, []))
+        async with linked(listener) as (client, _, told):
+            (waiter,) = await ask(client, "a")
+            ((why, sent),) = waiter.came
+            assert sent
+            assert "which is not under way" in why
+            assert [event for event, _ in told] == ["peer_away"]
+
+    asyncio.run(work())
+
+
+def test_a_refused_version_is_followed_by_the_one_before() -> None:
+    """A daemon of the next release greets this one in version 2, is refused, and carries its requests in version 1."""
+
+    async def work() -> None:
+        listener = Listener()
+        async with linked(listener, versions=(2, 1)) as (client, _, told):
+            (waiter,) = await ask(client, "a")
+            assert waiter.came == [("a", "owner")]
+            assert told == []
+
+    asyncio.run(work())
+
+
+def test_a_peer_that_takes_no_version_is_away_and_tells_why() -> None:
+    """Nothing in common: one report with the peer's own words, and no request is sent."""
+
+    async def work() -> None:
+        listener = Listener()
+        async with linked(listener, versions=(3, 2)) as (client, _, told):
+            (waiter,) = await ask(client, "a")
+            ((why, sent),) = waiter.came
+            assert not sent
+            assert "unknown protocol version 2; this daemon speaks 1" in why
+            assert [event for event, _ in told] == ["peer_away"]
+            assert listener.batches == []
+
+    asyncio.run(work())
+
+
+def test_an_idle_stream_does_not_hold_up_the_end() -> None:
+    """A server that stops with 10 seconds of grace ends a silent peer's stream in far less, and the peer knows."""
+
+    async def work() -> None:
+        async with linked(Listener()) as (client, server, told):
+            await ask(client, "a")
+            began = time.monotonic()
+            await server.stop(10)
+            assert time.monotonic() - began < 3
+            async with asyncio.timeout(5):
+                while client.state != "away":
+                    await asyncio.sleep(0.01)
+            assert [event for event, _ in told] == ["peer_away"]
+
+    asyncio.run(work())
+
+
+def test_a_stopping_server_still_answers_peers_that_ask() -> None:
+    """While a peer goes on asking, it is answered until the grace is over; then it falls away, settled once each."""
+
+    async def work() -> None:
+        async with linked(Listener()) as (client, server, _):
+            await ask(client, "first")
+            stopping = asyncio.create_task(server.stop(0.6))
+            began = time.monotonic()
+            answered_at = []
+            while client.state == "connected":
+                (waiter,) = await ask(client, "k")
+                assert len(waiter.came) == 1
+                if waiter.came[0] == ("k", "owner"):
+                    answered_at.append(time.monotonic() - began)
+                await asyncio.sleep(0.01)
+            await stopping
+            assert 0.4 < answered_at[-1] < 3
+
+    asyncio.run(work())
