@@ -23,6 +23,7 @@ from sidecar.messages import Fallback
 from sidecar.wire import Op
 from tests.clusters import Cluster, Load, Node, Watch, free_port
 from tests.daemons import wait_until
+from tests.helpers import NOON
 from tests.sockets import PATIENCE, Raw, packed
 
 WIDE = 1_000_000
@@ -91,6 +92,20 @@ def test_a_dead_owners_keys_are_answered_as_the_daemon_is_set_or_the_request_ask
         limit = Limit("policy", 90, per="1d")
         decisions = [asked.ask(limit, key) for key in cluster.keys(node, 20, "policy")]
         assert {(kind(each), each.owner) for each in decisions} == {("owner", node.name)}
+
+
+def test_a_share_of_a_calendar_day_ends_with_the_daemons_own_day(start_cluster: Callable[..., Cluster]) -> None:
+    """In India's zone (UTC+5:30), a share of a dead owner's daily limit ends where an owned bucket does: 18:29:59.999 UTC."""
+    cluster = start_cluster(2, "--fallback", "local", "--time-zone", "Asia/Kolkata", clock=f"manual:{NOON}")
+    asked, dead = cluster.nodes
+    limit = Limit("daily", 90, per="calendar day")
+    cluster.connect(limit)
+    dead.crash()
+    share = asked.ask(limit, cluster.keys(dead, 1, "daily")[0])
+    owned = asked.ask(limit, cluster.keys(asked, 1, "daily")[0])
+    assert (share.degraded, share.remaining, owned.degraded, owned.remaining) == (True, 44, False, 89)
+    assert share.reset_time == owned.reset_time
+    assert share.reset_time % 86_400_000 == (18 * 60 + 30) * 60_000 - 1
 
 
 def test_an_owner_killed_under_load_touches_only_its_keys(start_cluster: Callable[..., Cluster]) -> None:
