@@ -95,7 +95,7 @@ def test_a_dead_owners_keys_are_answered_as_the_daemon_is_set_or_the_request_ask
 
 
 def test_a_share_of_a_calendar_day_ends_with_the_daemons_own_day(start_cluster: Callable[..., Cluster]) -> None:
-    """In India's zone (UTC+5:30), a share of a dead owner's daily limit ends where an owned bucket does: 18:29:59.999 UTC."""
+    """In India (UTC+5:30), a share of a daily limit ends where an owned bucket does: at 18:29:59.999 UTC."""
     cluster = start_cluster(2, "--fallback", "local", "--time-zone", "Asia/Kolkata", clock=f"manual:{NOON}")
     asked, dead = cluster.nodes
     limit = Limit("daily", 90, per="calendar day")
