@@ -30,8 +30,21 @@ run: .venv/.daemon ## start the daemon (main job); Ctrl-C stops it
 test: .venv/.dev ## run every test
 	$(BIN)/python -m pytest -n $(WORKERS)
 
+PROTO := sidecar/gateway/proto/gubernator.proto
+protoc = $(BIN)/python -m grpc_tools.protoc -I . --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO)
+
+.PHONY: proto
+proto: .venv/.dev ## make the V1 API's code from its .proto
+	$(call protoc,.)
+
+.PHONY: check-proto
+check-proto: .venv/.dev
+	@made=$$(mktemp -d) && trap 'rm -rf "$$made"' EXIT && $(call protoc,$$made) && \
+	for file in $(PROTO:%.proto=%)_pb2.py $(PROTO:%.proto=%)_pb2.pyi $(PROTO:%.proto=%)_pb2_grpc.py; do \
+		cmp "$$made/$$file" "$$file" || { echo "$$file is not what $(PROTO) makes: make proto" >&2; exit 1; }; done
+
 .PHONY: check
-check: .venv/.dev ## lint, types and import walls
+check: .venv/.dev check-proto ## lint, types, import walls and generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -43,9 +43,10 @@ def server(path: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def daemon(path: Path, *options: str, module: str = "sidecar") -> Any:
-    """A Sidegate daemon at `path`."""
+    """A Sidegate daemon at `path`; its other doors are off unless the options open them."""
     words = ["-m", module] + (["serve"] if module == "sidecar" else [])
-    return server(path, *words, "--socket", str(path), "--log-level", "error", *options)
+    off = ("--listen", "off", "--http", "off")
+    return server(path, *words, "--socket", str(path), "--log-level", "error", *off, *options)
 
 
 def echo(path: Path) -> Any:

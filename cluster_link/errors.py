@@ -4,4 +4,8 @@ from __future__ import annotations
 
 
 class CannotListen(Exception):
-    """The address for peers cannot be bound."""
+    """An address cannot be bound.  setting: the name of the setting that it came from."""
+
+    def __init__(self, setting: str, address: str, why: str) -> None:
+        super().__init__(f"cannot listen on {address}: {why}; set {setting} to another address, or to off")
+        self.address = address

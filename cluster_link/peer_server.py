@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -23,9 +23,15 @@ hear that this node is leaving."""
 
 
 class PeerServer:
-    """A gRPC server for peers.  answer: a batch -> its answer; ValueError for bytes that are none."""
+    """A gRPC server for peers.
 
-    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
+    answer: a batch -> its answer; ValueError for bytes that are none.
+    services: each adds another service to the server, so that all share its port.
+    """
+
+    def __init__(
+        self, answer: Callable[[bytes], bytes], services: Sequence[Callable[[grpc.aio.Server], None]] = ()
+    ) -> None:
         self._answer = answer
         self._streams: set[asyncio.Task[Any]] = set()
         self._last_batch = 0.0
@@ -41,13 +47,15 @@ class PeerServer:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE, {_METHOD_NAME: handler}),)
         )
+        for add in services:
+            add(self._server)
 
     async def start(self, address: str) -> int:
-        """Listen on `address` ("host:port", port 0 for a free one); the port.  Raises CannotListen."""
+        """Listen on `address` ("host:port", port 0 for a free one, or "unix:/path"); the port.  Raises CannotListen."""
         try:
             port: int = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise CannotListen(f"cannot listen on {address}: {error}") from None
+            raise CannotListen("listen", address, str(error)) from None
         await self._server.start()
         return port
 

@@ -1,7 +1,7 @@
 """This node among its peers: its listener, its links, and the ring it routes by.
 
 Decides when a new set of members takes effect.  Knows no discovery: the set is handed to `follow`.  Loaded only by a
-daemon that has peers, since gRPC costs 20 MiB.
+daemon that listens, since gRPC costs 20 MiB.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ if int(version("grpcio").split(".")[1]) <= 85:  # a release that knows them no m
     # one wake-up less each way, two thirds of a stream's round trip and of its CPU time (benchmarks/README.md).
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
+from cluster_link.errors import CannotListen
 from cluster_link.membership import Peer, change, parse_peers
 from cluster_link.peer_client import Codec, Settings
 from cluster_link.peer_pool import PeerPool
 from cluster_link.peer_server import PeerServer
 from cluster_link.ring import Ring
 from sidecar.calendar import Calendar
-from sidecar.config import Config, time_zone
+from sidecar.config import UNIX, Config, time_zone
 from sidecar.forward import FALLBACKS, Deadlines
 from sidecar.replica import Replicas
 from sidecar.router import Router
 from sidecar.service import Service
+from sidecar.socketfile import SocketFile, SocketUnavailable
 from sidecar.sync import GlobalSync
 from sidecar.table import Table
 from sidecar.wire import VERSIONS, Op, Outcome, Packer, open_answer
@@ -40,9 +42,21 @@ _CHECK, _PING = int(Op.CHECK), int(Op.PING)
 
 
 class Cluster:
-    """The links of one daemon.  report: told of trouble that may repeat; log: of changes."""
+    """The links of one daemon.
 
-    def __init__(self, config: Config, service: Service, now: Callable[[], int], report: Any, log: Any) -> None:
+    report: told of trouble that may repeat; log: of changes.  services: what else is served where peers call, see
+    PeerServer.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        service: Service,
+        now: Callable[[], int],
+        report: Any,
+        log: Any,
+        services: Sequence[Callable[[Any], None]] = (),
+    ) -> None:
         self._config = config
         self._service = service
         self._now = now
@@ -54,7 +68,8 @@ class Cluster:
             timeout=config.peer_timeout / 1000,
         )
         self._pool = PeerPool([_codec(Packer(config.node, version)) for version in VERSIONS], self._settings, report)
-        self._server = PeerServer(lambda batch: service.answer_peer(batch, now()))
+        self._server = PeerServer(lambda batch: service.answer_peer(batch, now()), services)
+        self._socket_file: SocketFile | None = None
         # Shares of limits whose owner is away are counted apart, so that they never mix with owned buckets.
         calendar = Calendar(time_zone(config.time_zone))
         self._fallback_table = Table(min(config.max_buckets, _FALLBACK_BUCKETS), config.max_clock_skew, calendar)
@@ -69,18 +84,35 @@ class Cluster:
         service.peers = self._facts
 
     async def start(self) -> None:
-        """Listen for peers; raises CannotListen."""
-        await self._server.start(self._config.listen)
-        self._syncing = asyncio.get_running_loop().create_task(self._keep_in_step())
+        """Listen; raises CannotListen."""
+        config = self._config
+        if not config.listen.startswith(UNIX):
+            await self._server.start(config.listen)
+            return
+        try:
+            path = config.listen.removeprefix(UNIX)
+            self._socket_file = place = SocketFile(path, config.socket_mode, config.socket_group, 1)
+            await self._server.start(UNIX + place.temporary)
+            place.give_way()
+        except SocketUnavailable as error:
+            raise CannotListen("listen", config.listen, str(error)) from None
 
     async def follow(self, members: frozenset[Peer]) -> None:
-        """Route by this set of members from now on: requests under way finish, new ones follow the new ring."""
+        """Route by this set of members from now on: requests under way finish, new ones follow the new ring.
+
+        An empty set is a daemon that is alone.
+        """
         async with self._changing:
+            if not members and not self._members:
+                return
+            if members and self._syncing is None:
+                self._syncing = asyncio.get_running_loop().create_task(self._keep_in_step())
             me = self._find_me(members)
             if me is None:
-                self._log.warning(
-                    "not_among_peers", advertise=self.address, node=self._config.node, peers=_names(members)
-                )
+                if members:
+                    self._log.warning(
+                        "not_among_peers", advertise=self.address, node=self._config.node, peers=_names(members)
+                    )
                 me = Peer(self.address, self.address)
                 members = frozenset({me})
             if members == self._members:
@@ -105,7 +137,11 @@ class Cluster:
         if self._syncing is not None:
             self._syncing.cancel()
         self._sync.flush()
+        if self._socket_file is not None:
+            self._socket_file.remove()
         await asyncio.gather(self._pool.close(grace), self._server.stop(grace))
+        if self._socket_file is not None:
+            self._socket_file.release()
 
     async def _keep_in_step(self) -> None:
         """Every interval, tell owners what replicas admitted."""
@@ -125,13 +161,14 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Where peers reach this node."""
+        """Where peers reach this node; a path, if it listens on one and advertises nothing."""
         return self._config.advertise or self._config.listen
 
     def _find_me(self, members: frozenset[Peer]) -> Peer | None:
         by_name = [peer for peer in members if peer.name == self._config.node]
-        (here,) = parse_peers(self.address)  # in the one spelling that lists are read in
-        by_address = [peer for peer in members if peer.address == here.address]
+        # In the one spelling that lists are read in; no list has a path in it.
+        here = parse_peers("" if self.address.startswith(UNIX) else self.address)
+        by_address = [peer for peer in members for mine in here if peer.address == mine.address]
         return next(iter(by_address + by_name), None)
 
     def _route(self, me: Peer, ring: Ring) -> Router:
@@ -150,7 +187,19 @@ class Cluster:
     def _decide_alone(self, request: Sequence[Any]) -> Any:
         return self._fallback_table.decide(self._now(), request)
 
+    @property
+    def peers(self) -> list[Peer]:
+        """All daemons of the cluster, this one too; none if it is alone."""
+        return sorted(self._members)
+
+    @property
+    def away(self) -> list[str]:
+        """Names of the peers that do not answer."""
+        return sorted(client.peer.name for client in self._pool.clients() if client.state == "away")
+
     def _facts(self) -> dict[str, object]:
+        if not self._members:
+            return {}
         links = {client.peer.name: client for client in self._pool.clients()}
         router = self._router
         me = self._find_me(self._members)

@@ -27,6 +27,9 @@ from sidecar.wire import DEFAULT_MAX_FRAME
 
 PREFIX = "SIDEGATE_"
 FILE_VARIABLE = "SIDEGATE_CONFIG"
+OFF = "off"
+"""A door that is not opened."""
+UNIX = "unix:"
 # Kubernetes puts these into every pod beside a Service named "sidegate"; they are no settings of ours.
 _SERVICE_LINKS = re.compile(r"SIDEGATE_(SERVICE_|PORT$|PORT_\d)")
 
@@ -95,6 +98,19 @@ def _address(text: str) -> str:
     return text
 
 
+def _door(text: str) -> str:
+    """Where a door is: host:port, unix:/path in one spelling, or off."""
+    if text.startswith(UNIX):
+        path = strip_scheme(text).removeprefix(UNIX)
+        if not path.startswith("/") or "\0" in path:
+            raise ValueError("must be host:port, unix:/path or off")
+        return UNIX + path
+    try:
+        return text if text == OFF else _address(text)
+    except ValueError:
+        raise ValueError("must be host:port, unix:/path or off") from None
+
+
 def _peers(text: str) -> str:
     parse_peers(text)
     return text
@@ -149,14 +165,20 @@ class Config:
     peers: str = _setting(
         "",
         "host:port or name=host:port, comma separated",
-        "all daemons of the cluster, this one too; none: this daemon is alone and opens no port",
+        "all daemons of the cluster, this one too; none: this daemon is alone",
         _peers,
     )
     listen: str = _setting(
         "127.0.0.1:1051",
-        "host:port",
-        "where peers reach this daemon's gRPC; open it only to the cluster's network",
-        _address,
+        "host:port, unix:/path or off",
+        "where gRPC listens, for peers and for V1 clients; open it only to the cluster's network",
+        _door,
+    )
+    http: str = _setting(
+        "127.0.0.1:1050",
+        "host:port, unix:/path or off",
+        "where HTTP listens: the V1 API as JSON, and health",
+        _door,
     )
     advertise: str = _setting(
         "", "host:port", "this daemon's address as its peers list it; by default the one it listens on", _address
@@ -238,7 +260,10 @@ def load(
     for name, option in options.items():
         if option is not None:
             take(name, option, "option", "--" + name.replace("_", "-"))
-    return Config(**values), sources
+    config = Config(**values)
+    if config.peers and config.listen == OFF:
+        raise ConfigError("listen: a daemon with peers cannot have it off, since they call it there")
+    return config, sources
 
 
 def _read(file: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from cluster_link.errors import CannotListen
 from cluster_link.membership import parse_peers
 from sidecar.calendar import Calendar
 from sidecar.clock import Clock, ManualClock, SystemClock
-from sidecar.config import Config, ConfigError, time_zone
+from sidecar.config import OFF, Config, ConfigError, time_zone
 from sidecar.logs import Repeats, make_logger
 from sidecar.server import BACKLOG, Server
 from sidecar.service import Service
@@ -32,6 +32,8 @@ from sidecar.wire import VERSION
 
 if TYPE_CHECKING:
     from sidecar.cluster import Cluster
+    from sidecar.gateway.grpc_v1 import GrpcDoor
+    from sidecar.gateway.v1 import V1, Standing
 
 _SWEEP_SLICE = 500
 """Buckets looked at in one go: 1 to 3 ms if all of them have ended and lie all over memory."""
@@ -52,6 +54,8 @@ class Daemon:
         self._config = config
         self._reload = reload or (lambda: config)
         self._cluster: Cluster | None = None
+        self._grpc: GrpcDoor | None = None
+        self._unready = "starting"
         self._tasks: list[asyncio.Task[None]] = []
         self._log = log
         self._started = time.monotonic()
@@ -81,12 +85,16 @@ class Daemon:
             stop = asyncio.Event()
             self._catch_signals(stop, socket_file.remove)
             asyncio.get_running_loop().set_exception_handler(self._report_loop_error)
-            cluster = await self._join()
+            v1 = self._make_v1()
+            cluster = await self._join(v1)
             await self._server.start(socket_file.socket)
             keep_collector_off_the_table()
+            await self._tell_standing("")
             log.info(
                 "daemon_ready",
                 socket=config.socket,
+                listen=config.listen,
+                http=config.http,
                 node=config.node,
                 version=release(),
                 pid=os.getpid(),
@@ -96,12 +104,16 @@ class Daemon:
             )
             housekeeping = [asyncio.create_task(self._sweep()), asyncio.create_task(self._keep_house())]
             await stop.wait()
+            await self._tell_standing("draining")
             log.info("daemon_draining", connections=len(self._server.connections), grace_ms=config.grace)
             for task in housekeeping:
                 task.cancel()
             # Removed before draining: from now on a client finds no daemon, rather than one that hangs up.
             socket_file.remove()
+            end = asyncio.get_running_loop().time() + config.grace / 1000
             await self._server.drain(config.grace / 1000)
+            if v1 is not None:
+                await v1.finish(max(0.0, end - asyncio.get_running_loop().time()))
             if cluster is not None:
                 await cluster.stop(min(1.0, config.grace / 1000))
             self._repeats.flush(everything=True)
@@ -110,14 +122,38 @@ class Daemon:
             socket_file.remove()
             socket_file.release()
 
-    async def _join(self) -> Cluster | None:
-        """Listen for peers and follow the set of them, if this daemon has any."""
+    def _make_v1(self) -> V1 | None:
+        """The V1 API, if a door to it is open."""
+        if self._config.listen == OFF:
+            return None
+        from sidecar.gateway.v1 import V1
+
+        return V1(self._service, self._clock.now, self._config.node, self._standing)
+
+    def _standing(self) -> Standing:
+        from sidecar.gateway.v1 import Standing
+
+        cluster, config = self._cluster, self._config
+        address = cluster.address if cluster is not None else config.advertise
+        peers = [peer.address for peer in cluster.peers] if cluster is not None else []
+        return Standing(self._unready, address, peers or [address], cluster.away if cluster is not None else [])
+
+    async def _tell_standing(self, unready: str) -> None:
+        """From now on this daemon takes requests, or does not and this is why."""
+        self._unready = unready
+        if self._grpc is not None:
+            await self._grpc.serve(not unready)
+
+    async def _join(self, v1: V1 | None) -> Cluster | None:
+        """Listen on the gRPC port and follow the set of peers, unless that port is off."""
         config = self._config
-        if not config.peers:
+        if v1 is None or config.listen == OFF:
             return None
         from sidecar.cluster import Cluster
+        from sidecar.gateway.grpc_v1 import GrpcDoor
 
-        cluster = Cluster(config, self._service, self._clock.now, self._repeats, self._log)
+        self._grpc = GrpcDoor(v1)
+        cluster = Cluster(config, self._service, self._clock.now, self._repeats, self._log, [self._grpc.add_to])
         await cluster.start()
         await cluster.follow(parse_peers(config.peers))
         self._cluster = cluster
@@ -227,7 +263,7 @@ def serve(config: Config, reload: Callable[[], Config] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT  # before the daemon could catch it: nothing was served yet
     except CannotListen as error:
-        log.error("listen_failed", reason=str(error), listen=config.listen)
+        log.error("listen_failed", reason=str(error), listen=error.address)
         return 2
     return 0
 

@@ -21,23 +21,23 @@ FALLBACKS = {"error": Fallback.ERROR, "local": Fallback.LOCAL, "allow": Fallback
 
 
 class Asker(Protocol):
-    """The client that sent a frame; `gone` once it cannot be answered any more."""
+    """Who sent a frame or made a call; `gone` once it cannot be answered any more."""
 
     gone: bool
 
-    def send(self, data: bytes) -> None: ...
+    def send(self, data: Any) -> None: ...
 
 
 class Frame:
     """One frame's answers as they come in; sent when the last one is there.
 
     answers: a place for each request, None where it is still to come, `left` of them.
-    finish: (answers) -> the answer frame's bytes.
+    finish: (answers) -> what the asker is sent: the answer frame's bytes, if it is a client of the socket.
     """
 
     __slots__ = ("_answers", "_finish", "_left", "asker")
 
-    def __init__(self, asker: Asker, answers: list[Any], left: int, finish: Callable[[list[Any]], bytes]) -> None:
+    def __init__(self, asker: Asker, answers: list[Any], left: int, finish: Callable[[list[Any]], Any]) -> None:
         self.asker = asker
         self._answers = answers
         self._left = left

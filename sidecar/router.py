@@ -82,7 +82,7 @@ class Router:
         return None if peer.name == self._me else peer
 
     def check(
-        self, requests: Sequence[Any], now: int, asker: Asker, budget: int | None, finish: Callable[[list[Any]], bytes]
+        self, requests: Sequence[Any], now: int, asker: Asker, budget: int | None, finish: Callable[[list[Any]], Any]
     ) -> list[Any] | None:
         """The answers, if all are decided here; else None, and the asker is sent them when the last is there."""
         own: list[Any] = []

@@ -97,15 +97,19 @@ class Service:
         if type(payload) is not tuple or not 0 < len(payload) <= MAX_REQUESTS:
             raise BadFrame(f"a check's payload is an array of 1 to {MAX_REQUESTS} requests", request_id)
         finish = partial(self.pack, request_id, _ANSWERED)
-        router = self._router
-        answers: list[Any] | None
-        if router is None:
-            answers = self._decide_all(payload, now)
-        else:
-            answers = router.check(payload, now, asker, budget, finish)
+        answers = self.check(payload, now, asker, budget, finish)
         if len(payload) == 1:
             self._learn(body, payload[0], answers, budget)
         return None if answers is None else finish(answers)
+
+    def check(
+        self, requests: Sequence[Any], now: int, asker: Asker, budget: int | None, finish: Callable[[list[Any]], Any]
+    ) -> list[Any] | None:
+        """The answers to requests as they stand in a frame; None if other nodes decide a part of them: the asker is
+        sent what `finish` makes of all answers when the last is there.  budget: ms that the asker waits, or None."""
+        if self._router is None:
+            return self._decide_all(requests, now)
+        return self._router.check(requests, now, asker, budget, finish)
 
     def answer_peer(self, body: bytes, now: int) -> bytes:
         """The answer to a batch from a peer: decided here, whatever this node's ring says of its keys.

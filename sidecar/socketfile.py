@@ -33,10 +33,11 @@ class SocketFile:
     def __init__(self, path: str, mode: int, group: str, backlog: int) -> None:
         self.path = path
         # Made under another name in the same folder and moved into place, see _listen.
-        self._temporary = os.path.join(os.path.dirname(path) or ".", f".sg{os.getpid()}")
-        if max(len(os.fsencode(path)), len(os.fsencode(self._temporary))) > _MAX_PATH:
+        self.temporary = os.path.join(os.path.dirname(path) or ".", f".sg{os.getpid()}")
+        if max(len(os.fsencode(path)), len(os.fsencode(self.temporary))) > _MAX_PATH:
             raise SocketUnavailable(f"{path} has more than {_MAX_PATH} bytes, the most a Unix socket's path may have")
-        gid = _group_id(group)
+        self._mode = mode
+        self._gid = gid = _group_id(group)
         try:
             _make_folder(os.path.dirname(path) or ".", gid)
             _check_kind(path)
@@ -54,7 +55,7 @@ class SocketFile:
     def _listen(self, mode: int, gid: int, backlog: int) -> socket.socket:
         # Made under another name and moved into place when it listens with the right mode: no client ever
         # finds a socket that refuses it, and nobody connects before the mode is set.
-        temporary = self._temporary
+        temporary = self.temporary
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             if os.path.lexists(temporary) and stat.S_ISSOCK(os.lstat(temporary).st_mode):
@@ -74,6 +75,22 @@ class SocketFile:
             listener.close()
             raise
         return listener
+
+    def give_way(self) -> None:
+        """Put the socket that a library has made at `temporary` in the place of this one, which is closed.
+
+        For libraries that take no listener: theirs has the mode and the group too before anyone finds it.
+        Raises SocketUnavailable.
+        """
+        try:
+            if self._gid >= 0:
+                os.chown(self.temporary, -1, self._gid)
+            os.chmod(self.temporary, self._mode)
+            os.rename(self.temporary, self.path)
+            self._identity = _identity(self.path)
+        except OSError as error:
+            raise SocketUnavailable(f"cannot make {self.path}: {error.strerror or error}") from error
+        self.socket.close()
 
     def remove(self) -> None:
         """Unlink the file if it is still the one made here.  The lock stays until `release`."""

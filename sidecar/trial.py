@@ -51,7 +51,7 @@ def run_cluster(nodes: int, folder: str | None) -> int:
     processes = []
     for number, (path, address) in enumerate(zip(sockets, addresses, strict=True), 1):
         words = [sys.executable, "-m", "sidecar", "serve", "--socket", path, "--node", f"node-{number}"]
-        words += ["--listen", address, "--peers", ",".join(addresses)]
+        words += ["--listen", address, "--peers", ",".join(addresses), "--http", "off"]
         # Ctrl-C goes to all processes of a terminal; these are ended from here, once each.
         processes.append(subprocess.Popen(words, start_new_session=True))  # noqa: S603  our own command
     try:

@@ -29,7 +29,9 @@ class DaemonProcess:
     def __init__(self, folder: Path, *options: str, clock: str = f"manual:{EPOCH}", socket: str = "") -> None:
         self.socket = socket or str(folder / "sidegate.sock")
         self.log = folder / "log.jsonl"
-        self.options = ("--socket", self.socket, "--clock", clock, "--node", "test-node", *options)
+        # Doors that many daemons on one host would all open; a test that wants one names a place of its own.
+        off = ("--listen", "off", "--http", "off")
+        self.options = ("--socket", self.socket, "--clock", clock, "--node", "test-node", *off, *options)
         self.start()
 
     def start(self) -> None:

@@ -12,7 +12,7 @@ from tests.helpers import fields
 def waiting(indices: Sequence[int] = (0,), asker: FakeAsker | None = None) -> tuple[FakeAsker, list[Slot]]:
     """A frame of three places, of which slots at `indices` are to come; a slot that fails answers why."""
     asker = asker or FakeAsker()
-    frame = Frame(asker, ["own"] * 3, len(indices), lambda answers: tuple(answers))  # type: ignore[arg-type, return-value]
+    frame = Frame(asker, ["own"] * 3, len(indices), lambda answers: tuple(answers))
     return asker, [Slot(frame, index, fields(), lambda _, why: why) for index in indices]
 
 
