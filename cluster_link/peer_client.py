@@ -44,6 +44,20 @@ class Waiter(Protocol):
     def failed(self, why: str, sent: bool) -> None: ...
 
 
+class Span(Protocol):
+    """A batch under way whose journey is told to a tracer.  context: what the peer is told of it."""
+
+    @property
+    def context(self) -> str: ...
+
+    def end(self, why: str) -> None: ...
+
+
+Trace = Callable[[Peer, int, Sequence[Waiter]], Span | None]
+"""(peer, op, who waits) -> the span of the batch that leaves now, None if nobody in it is traced.  Its `end` is called
+once: with "" if the batch was answered, else with why it was not."""
+
+
 class Codec(NamedTuple):
     """How a batch is written and read.
 
@@ -51,12 +65,14 @@ class Codec(NamedTuple):
     pack: (batch id, op, payload) -> bytes; of op `many`, a list of payloads.
     unpack: bytes -> (batch id, the answer's payload, why there is none or "", node).
     ping: (batch id) -> bytes of a batch that asks for nothing but an answer.
+    pack_traced: as pack, with a span's context behind; None in a version that has no place for one.
     """
 
     many: int
     pack: Callable[[int, int, Any], bytes]
     unpack: Callable[[bytes], tuple[int, Any, str, str]]
     ping: Callable[[int], bytes]
+    pack_traced: Callable[[int, int, Any, str], bytes] | None = None
 
 
 class Settings(NamedTuple):
@@ -77,6 +93,7 @@ class _Sent(NamedTuple):
     items: list[_Item]
     together: bool
     at: float
+    span: Span | None
 
 
 class PeerClient:
@@ -84,14 +101,23 @@ class PeerClient:
 
     codecs: one for each version that this node speaks, newest first; the first that the peer takes is used.
     report: told of changes: (event, **fields).
+    trace: makes spans of batches; None while tracing is off.
     """
 
-    def __init__(self, peer: Peer, codecs: Sequence[Codec], settings: Settings, report: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        codecs: Sequence[Codec],
+        settings: Settings,
+        report: Callable[..., None],
+        trace: Trace | None = None,
+    ) -> None:
         self.peer = peer
         self._codecs = codecs
         self._codec = codecs[0]
         self._settings = settings
         self._report = report
+        self._trace = trace
         self._batcher: Batcher[_Item] = Batcher(settings.limit, max_queue=settings.max_queue)
         self._sent: dict[int, _Sent] = {}
         self._last_id = 0
@@ -221,10 +247,15 @@ class PeerClient:
             together = op == self._codec.many
             if together:
                 payload = [payload for _, payload, _ in wanted]
-            self._sent[self._last_id] = _Sent(wanted, together, time.monotonic())
+            span = None if self._trace is None else self._trace(self.peer, op, [waiter for _, _, waiter in wanted])
+            self._sent[self._last_id] = _Sent(wanted, together, time.monotonic(), span)
             self.batches += 1
             self.requests += len(wanted)
-            await call.write(self._codec.pack(self._last_id, op, payload))
+            if span is None or self._codec.pack_traced is None:
+                data = self._codec.pack(self._last_id, op, payload)
+            else:
+                data = self._codec.pack_traced(self._last_id, op, payload, span.context)
+            await call.write(data)
 
     def _gathered(self, wait: float) -> bool:
         return (
@@ -248,6 +279,8 @@ class PeerClient:
             answers = payload if sent.together else (payload,)
             if not why and (type(answers) is not tuple or len(answers) != len(sent.items)):
                 why = f"{self.peer.name} sent what is no answer to {len(sent.items)} requests"
+            if sent.span is not None:
+                sent.span.end(why)
             if why:
                 for _, _, waiter in sent.items:
                     waiter.failed(why, True)
@@ -275,6 +308,8 @@ class PeerClient:
     def _fail_all(self, why: str) -> None:
         sent, self._sent = self._sent, {}
         for batch in sent.values():
+            if batch.span is not None:
+                batch.span.end(why)
             for _, _, waiter in batch.items:
                 waiter.failed(why, True)
         for _, _, waiter in self._batcher.clear():

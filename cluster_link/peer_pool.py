@@ -9,19 +9,26 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from cluster_link.membership import Peer
-from cluster_link.peer_client import Codec, PeerClient, Settings
+from cluster_link.peer_client import Codec, PeerClient, Settings, Trace
 
 _FINISH = 2.0
 """Seconds that requests under way to a peer that left may take."""
 
 
 class PeerPool:
-    """The links of one node."""
+    """The links of one node; what each is made with stands at PeerClient."""
 
-    def __init__(self, codecs: Sequence[Codec], settings: Settings, report: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        codecs: Sequence[Codec],
+        settings: Settings,
+        report: Callable[..., None],
+        trace: Trace | None = None,
+    ) -> None:
         self._codecs = codecs
         self._settings = settings
         self._report = report
+        self._trace = trace
         self._clients: dict[str, PeerClient] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -29,7 +36,8 @@ class PeerPool:
         """The link to `peer`; opened by its first request."""
         client = self._clients.get(peer.name)
         if client is None:
-            client = self._clients[peer.name] = PeerClient(peer, self._codecs, self._settings, self._report)
+            client = PeerClient(peer, self._codecs, self._settings, self._report, self._trace)
+            self._clients[peer.name] = client
         return client
 
     def keep(self, peers: Iterable[Peer]) -> None:

@@ -22,7 +22,7 @@ from sidecar.messages import Decision, RateLimit, Status, count_fault, int_fault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from os import PathLike
     from types import TracebackType
     from typing import Any
@@ -40,6 +40,9 @@ _ABSENT = (None, False, "")
 _FRAME_BYTES = 1 << 20
 _FEW = 100
 """Requests whose frame is never too long, whatever their keys."""
+_FLAGS_END = 55
+"""Where the flags of a W3C traceparent end, of any of its versions; the last bit before it says that it is sampled."""
+_SAMPLED = frozenset("13579bdf")
 _POLICIES = ("raise", "allow", "deny")
 _AWAY = (DaemonUnreachable, DaemonTimeout, ProtocolError)
 
@@ -53,6 +56,8 @@ class Client:
         decision that says `degraded`: "allow" or "deny".  Mistakes of the caller always raise.
     timeout: seconds for one whole call, connecting included.
     max_connections: the most connections a process keeps; further threads wait for one, within the time-out.
+    traceparent: called by each hit, peek, refund, check and reset: the W3C traceparent of the caller's span, or None.
+        One whose sampled flag is set goes with the request (docs/tracing.md); what it raises comes out of the call.
 
     Threads may share one client, and so may the two sides of a fork.
     """
@@ -64,6 +69,7 @@ class Client:
         on_error: str | None = None,
         timeout: float | None = None,
         max_connections: int | None = None,
+        traceparent: Callable[[], str | None] | None = None,
     ) -> None:
         self._path, options = _parse_address(None if address is None else fspath(address))
         self._on_error = on_error or options.get("on_error", "raise")
@@ -74,6 +80,9 @@ class Client:
             raise InvalidRequest(f"max_connections is a whole number, not {size!r}")
         if self._on_error not in _POLICIES:
             raise InvalidRequest(f"on_error is one of {', '.join(_POLICIES)}, not {self._on_error!r}")
+        if traceparent is not None and not callable(traceparent):
+            raise InvalidRequest(f"traceparent is a callable, not {type(traceparent).__name__}")
+        self._traceparent = traceparent
         self._pools: dict[int, Pool] = {}
 
     def hit(self, limit: Limit, key: str, hits: int = 1) -> Decision:
@@ -105,7 +114,7 @@ class Client:
         why = text_fault("name", name) or text_fault("unique_key", key)
         if why:
             raise InvalidRequest(why)
-        return bool(self._ask(_RESET, (name, key))[0])
+        return bool(self._open().ask(_RESET, (name, key), self._context())[0])
 
     def check(self, requests: Iterable[RateLimit]) -> list[Decision]:
         """Ask for 1 to 1,000 requests in one frame; their decisions in the same order.
@@ -168,7 +177,8 @@ class Client:
     def _one(self, limit: Limit, key: str, hits: int) -> Decision:
         request = _limit(limit).wire(key, hits)
         try:
-            answers, node = self._open().ask(_CHECK, (request,))
+            context = None if self._traceparent is None else self._context()
+            answers, node = self._open().ask(_CHECK, (request,), context)
             (decision,) = self._decisions(answers, node, 1)
         except _AWAY as error:
             return self._made_up(limit.limit, error)
@@ -179,7 +189,7 @@ class Client:
     def _check(self, batch: Sequence[tuple[Any, ...]]) -> list[Decision]:
         decisions: list[Decision] = []
         parts = _parts(batch)
-        for part, (answers, node) in zip(parts, self._open().ask_all(_CHECK, parts), strict=True):
+        for part, (answers, node) in zip(parts, self._open().ask_all(_CHECK, parts, self._context()), strict=True):
             decisions += self._decisions(answers, node, len(part))
         return decisions
 
@@ -195,6 +205,16 @@ class Client:
 
     def _ask(self, op: int, payload: object) -> tuple[Any, str]:
         return self._open().ask(op, payload)
+
+    def _context(self) -> str | None:
+        """The caller's traceparent, if it says that it is sampled: the daemon makes spans of no other, and a frame
+        without one is answered faster."""
+        text = None if self._traceparent is None else self._traceparent()
+        if text is None:
+            return None
+        if not isinstance(text, str):
+            raise InvalidRequest(f"a traceparent is text or None, not {type(text).__name__}")
+        return text if text[_FLAGS_END - 1 : _FLAGS_END] in _SAMPLED and text.isascii() else None
 
     def _open(self) -> Pool:
         # Looked up by process on every call, since not every server that forks runs Python's fork hooks.

@@ -67,7 +67,9 @@ class Cluster:
             max_queue=config.peer_queue,
             timeout=config.peer_timeout / 1000,
         )
-        self._pool = PeerPool([_codec(Packer(config.node, version)) for version in VERSIONS], self._settings, report)
+        trace = None if service.tracing is None else service.tracing.forwarded
+        codecs = [_codec(Packer(config.node, version)) for version in VERSIONS]
+        self._pool = PeerPool(codecs, self._settings, report, trace)
         self._server = PeerServer(lambda batch: service.answer_peer(batch, now()), services)
         self._socket_file: SocketFile | None = None
         # Shares of limits whose owner is away are counted apart, so that they never mix with owned buckets.
@@ -233,4 +235,10 @@ def _codec(packer: Packer) -> Codec:
         batch_id, outcome, payload, node = open_answer(data)
         return batch_id, payload, "" if outcome == Outcome.ANSWERED else str(payload), node
 
-    return Codec(_CHECK, packer.request_body, unpack, lambda batch_id: packer.request_body(batch_id, _PING, None))
+    return Codec(
+        many=_CHECK,
+        pack=packer.request_body,
+        pack_traced=lambda batch_id, op, payload, context: packer.request_body(batch_id, op, payload, None, context),
+        unpack=unpack,
+        ping=lambda batch_id: packer.request_body(batch_id, _PING, None),
+    )

@@ -207,6 +207,13 @@ class Config:
         10_000, "ms", "how long a client may leave answers unread or a frame unfinished", _integer(100, 3_600_000)
     )
     grace: int = _setting(5_000, "ms", "how long a stopping daemon waits for clients to read", _integer(0, 600_000))
+    tracing: str = _setting(
+        "off",
+        "",
+        "on: spans of batches that carry a traced request to its owner, sent where the OTEL_* variables say; needs "
+        "sidegate[otel]",
+        _one_of("off", "on"),
+    )
     log_level: str = _setting("info", "", "lowest level logged: " + ", ".join(LEVELS), _one_of(*LEVELS))
     log_format: str = _setting(
         "auto", "", "json, console, or auto: console on a terminal, else json", _one_of("auto", "json", "console")

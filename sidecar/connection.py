@@ -51,8 +51,9 @@ class Connection:
         if self._socket is not None:
             self._socket.close()
 
-    def ask(self, op: int, payload: object, deadline: float) -> tuple[Any, str]:
+    def ask(self, op: int, payload: object, deadline: float, context: str | None = None) -> tuple[Any, str]:
         """One operation's (answer, node that gave it), connecting first if this is the first one.
+        context: the caller's traceparent.
 
         The caller closes this connection on any exception but RequestRefused.  Raises StaleConnection when
         nothing could be sent because the daemon had closed the stream; DaemonTimeout, DaemonUnreachable,
@@ -63,7 +64,7 @@ class Connection:
             stream = self._socket = _connect(self._path, deadline)
         self._request_id += 1
         left = self._arm(stream, deadline)
-        self._send(stream, self._pack(self._request_id, op, payload, max(1, int(left * 1000))))
+        self._send(stream, self._pack(self._request_id, op, payload, max(1, int(left * 1000)), context))
         self.used = True
         while True:
             self._arm(stream, deadline)
@@ -216,21 +217,21 @@ class Pool:
         self._freed: SimpleQueue[None] = SimpleQueue()
         self._circuit = Circuit()
 
-    def ask(self, op: int, payload: object) -> tuple[Any, str]:
+    def ask(self, op: int, payload: object, context: str | None = None) -> tuple[Any, str]:
         """One operation's (answer, node) within the time-out, connecting included; raises as Connection.ask does."""
-        return self._ask(op, payload, monotonic() + self._timeout)
+        return self._ask(op, payload, monotonic() + self._timeout, context)
 
-    def ask_all(self, op: int, payloads: Iterable[object]) -> list[tuple[Any, str]]:
+    def ask_all(self, op: int, payloads: Iterable[object], context: str | None = None) -> list[tuple[Any, str]]:
         """The same for several frames, one after another, within one time-out."""
         deadline = monotonic() + self._timeout
-        return [self._ask(op, payload, deadline) for payload in payloads]
+        return [self._ask(op, payload, deadline, context) for payload in payloads]
 
-    def _ask(self, op: int, payload: object, deadline: float) -> tuple[Any, str]:
+    def _ask(self, op: int, payload: object, deadline: float, context: str | None) -> tuple[Any, str]:
         self._circuit.admit()
         while True:
             connection = self._take(deadline)
             try:
-                answer = connection.ask(op, payload, deadline)
+                answer = connection.ask(op, payload, deadline, context)
             except RequestRefused:
                 self._give(connection)
                 self._circuit.succeeded()

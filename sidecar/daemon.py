@@ -11,7 +11,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,7 @@ class Daemon:
         self._grpc: GrpcDoor | None = None
         self._unready = "starting"
         self._tasks: list[asyncio.Task[None]] = []
+        self._stop_tracing: Callable[[float], Awaitable[None]] | None = None
         self._log = log
         self._started = time.monotonic()
         self._repeats = Repeats(log, time.monotonic)
@@ -116,6 +117,8 @@ class Daemon:
                 await v1.finish(max(0.0, end - asyncio.get_running_loop().time()))
             if cluster is not None:
                 await cluster.stop(min(1.0, config.grace / 1000))
+            if self._stop_tracing is not None:
+                await self._stop_tracing(min(1.0, config.grace / 1000))
             self._repeats.flush(everything=True)
             log.info("daemon_stopped", **self._table.counters._asdict())
         finally:
@@ -148,16 +151,31 @@ class Daemon:
         """Listen on the gRPC port and follow the set of peers, unless that port is off."""
         config = self._config
         if v1 is None or config.listen == OFF:
+            self._start_tracing()
             return None
+        # Before any exporter of spans, which may bring gRPC too: how that is to run is settled there.
         from sidecar.cluster import Cluster
         from sidecar.gateway.grpc_v1 import GrpcDoor
 
+        self._start_tracing()
         self._grpc = GrpcDoor(v1)
         cluster = Cluster(config, self._service, self._clock.now, self._repeats, self._log, [self._grpc.add_to])
         await cluster.start()
         await cluster.follow(parse_peers(config.peers))
         self._cluster = cluster
         return cluster
+
+    def _start_tracing(self) -> None:
+        """Have batches followed by spans, if that is on; raises ConfigError."""
+        if self._config.tracing == "off":
+            return
+        try:
+            from sidecar.exporters import start
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("opentelemetry"):
+                raise
+            raise ConfigError("tracing: on needs opentelemetry-api: pip install 'sidegate[otel]'") from None
+        self._service.tracing, self._stop_tracing = start(self._config.node, release(), self._repeats, self._log)
 
     async def _read_again(self) -> None:
         """SIGHUP: follow the list of peers as it stands now; on a mistake in it, the old one."""
@@ -262,6 +280,9 @@ def serve(config: Config, reload: Callable[[], Config] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT  # before the daemon could catch it: nothing was served yet
+    except ConfigError as error:
+        log.error("tracing_unavailable", reason=str(error))
+        return 2
     except CannotListen as error:
         log.error("listen_failed", reason=str(error), listen=error.address)
         return 2

@@ -23,7 +23,8 @@ FALLBACKS = {"error": Fallback.ERROR, "local": Fallback.LOCAL, "allow": Fallback
 class Asker(Protocol):
     """Who sent a frame or made a call; `gone` once it cannot be answered any more."""
 
-    gone: bool
+    @property
+    def gone(self) -> bool: ...
 
     def send(self, data: Any) -> None: ...
 
@@ -71,6 +72,11 @@ class Slot:
         """Whether an answer would still be of use."""
         return not self.settled and not self._frame.asker.gone
 
+    @property
+    def trace(self) -> object:
+        """The sampled trace that it is part of, as tracing.py has marked its asker; None for most."""
+        return getattr(self._frame.asker, "trace", None)
+
     def answered(self, answer: Any, node: str) -> None:
         """The owner's answer; a plain decision gets the owner's name."""
         if not self.settled:
@@ -97,6 +103,7 @@ class LoneSlot(Slot):
     """
 
     __slots__ = ("_asker", "_pack", "_request_id")
+    trace = None  # it follows a frame that was remembered, and none with a context is
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sidecar.clock import Clock, SystemClock
 from sidecar.errors import InvalidRequest
@@ -19,6 +19,10 @@ from sidecar.sync import settle_all
 from sidecar.table import Known, Table
 from sidecar.wire import BadFrame, Op, Outcome, Packer, filled, frame, open_request, split_id
 
+if TYPE_CHECKING:
+    from cluster_link.membership import Peer
+    from cluster_link.peer_client import Span, Waiter
+
 _CHECK = int(Op.CHECK)
 _ANSWERED = int(Outcome.ANSWERED)
 _ERROR = int(Status.ERROR)
@@ -28,6 +32,22 @@ _FIELDS = 9
 
 CLOCK_SET = 0
 CLOCK_ADVANCE = 1
+
+
+class Tracing(Protocol):
+    """How requests whose callers are traced are followed (tracing.py)."""
+
+    def asked(self, context: str, asker: Asker) -> Asker:
+        """The asker, marked with its sampled trace, if the frame's context names one."""
+
+    def forwarded(self, peer: Peer, op: int, waiters: Sequence[Waiter]) -> Span | None:
+        """The span of a batch that leaves for a peer."""
+
+    def answering(self, op: int, payload: Any, context: str) -> Span | None:
+        """The span of a batch from a peer, from its coming to its answer."""
+
+    def counts(self) -> Mapping[str, int]:
+        """What INFO tells of it."""
 
 
 class Service:
@@ -47,6 +67,7 @@ class Service:
         self._decided = self._packer.decided
         self._router: Router | None = None
         self.peers: Callable[[], object] = dict
+        self.tracing: Tracing | None = None
         self._judge = table.judge
         self._known: dict[bytes, Known | Course] = {}
         self.decisions = 0
@@ -91,16 +112,23 @@ class Service:
 
         None if other nodes decide a part of it: the asker is sent the answer when all is there.
         """
-        request_id, op, payload, budget = open_request(body)
+        request_id, op, payload, budget, context = open_request(body)
+        if context is not None:
+            asker = self.traced(context, asker)
         if op != _CHECK:
             return self._answer_other(request_id, op, payload, now, asker, budget)
         if type(payload) is not tuple or not 0 < len(payload) <= MAX_REQUESTS:
             raise BadFrame(f"a check's payload is an array of 1 to {MAX_REQUESTS} requests", request_id)
         finish = partial(self.pack, request_id, _ANSWERED)
         answers = self.check(payload, now, asker, budget, finish)
-        if len(payload) == 1:
+        # A frame with a context comes once: the next one names another span.
+        if len(payload) == 1 and context is None:
             self._learn(body, payload[0], answers, budget)
         return None if answers is None else finish(answers)
+
+    def traced(self, context: str, asker: Asker) -> Asker:
+        """The asker, marked with the trace of its traceparent; as it was, if that is not followed."""
+        return asker if self.tracing is None else self.tracing.asked(context, asker)
 
     def check(
         self, requests: Sequence[Any], now: int, asker: Asker, budget: int | None, finish: Callable[[list[Any]], Any]
@@ -116,7 +144,19 @@ class Service:
 
         Raises ValueError (BadFrame is one) for what is no batch.
         """
-        request_id, op, payload, _ = open_request(body)
+        request_id, op, payload, _, context = open_request(body)
+        span = None if context is None or self.tracing is None else self.tracing.answering(op, payload, context)
+        if span is None:
+            return self._answer_batch(request_id, op, payload, now)
+        try:
+            answer = self._answer_batch(request_id, op, payload, now)
+        except Exception as error:
+            span.end(str(error) or repr(error))
+            raise
+        span.end("")
+        return answer
+
+    def _answer_batch(self, request_id: int, op: int, payload: Any, now: int) -> bytes:
         if op == _CHECK and type(payload) is tuple:
             return self._packer.answer_body(request_id, _ANSWERED, self._decide_all(payload, now))
         if op == Op.REPORT and type(payload) is tuple:
@@ -213,6 +253,7 @@ class Service:
             "now": now,
             "clock": "manual" if self._clock.manual else "system",
             "counters": counters,
+            **({} if self.tracing is None else {"tracing": dict(self.tracing.counts())}),
             **self._facts(),
         }
 

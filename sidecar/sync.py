@@ -139,6 +139,10 @@ class _Cold:
     def waiting(self) -> bool:
         return self._slot.waiting
 
+    @property
+    def trace(self) -> object:
+        return self._slot.trace
+
     def answered(self, answer: Any, node: str) -> None:
         if type(answer) is not tuple or len(answer) != 2:
             self._slot.failed("the owner's answer is none to this request", sent=True)
@@ -157,6 +161,7 @@ class _Told:
 
     __slots__ = ("_reports", "_sync")
     waiting = True
+    trace = None  # a report holds the hits of many callers, long after they had their answers
 
     def __init__(self, sync: GlobalSync, reports: list[Report]) -> None:
         self._sync = sync

@@ -159,13 +159,19 @@ class Packer:
         self._end: bytes = self._pack(node)
         self._size = _DECIDED.size - _PREFIX + len(self._end)
 
-    def request(self, request_id: int, op: int, payload: object, budget: int | None = None) -> bytes:
-        """A request frame; budget in ms."""
-        return frame(self.request_body(request_id, op, payload, budget))
+    def request(
+        self, request_id: int, op: int, payload: object, budget: int | None = None, context: str | None = None
+    ) -> bytes:
+        """A request frame; budget in ms; context: a W3C traceparent."""
+        return frame(self.request_body(request_id, op, payload, budget, context))
 
-    def request_body(self, request_id: int, op: int, payload: object, budget: int | None = None) -> bytes:
+    def request_body(
+        self, request_id: int, op: int, payload: object, budget: int | None = None, context: str | None = None
+    ) -> bytes:
         """The same without its length: between peers, gRPC tells it."""
-        body: bytes = self._pack((self._version, request_id, op, payload, budget))
+        # Without a context a frame is as it was before there were any, so that every release reads it.
+        whole: tuple[object, ...] = (self._version, request_id, op, payload, budget)
+        body: bytes = self._pack(whole if context is None else (*whole, context))
         return body
 
     def decided(self, request_id: int, verdict: Verdict) -> bytes:
@@ -219,17 +225,21 @@ def unpack(body: bytes) -> Any:
         raise BadFrame(f"not a msgpack value within bounds: {str(error) or type(error).__name__}") from None
 
 
-def open_request(body: bytes) -> tuple[int, int, Any, int | None]:
-    """A request frame's (id, op, payload, budget in ms); raises BadFrame."""
+def open_request(body: bytes) -> tuple[int, int, Any, int | None, str | None]:
+    """A request frame's (id, op, payload, budget in ms, context as it came); raises BadFrame."""
+    value = context = None
     try:
-        version, request_id, op, payload, budget = unpackb(
+        value = unpackb(
             body, use_list=False, unicode_errors="surrogateescape", max_array_len=_MAX_ELEMENTS, max_map_len=0
         )
+        version, request_id, op, payload, budget = value
     except _REFUSALS:
-        version, request_id, op, payload, budget = _five(unpack(body))
+        version, request_id, op, payload, budget, context = _six(unpack(body) if value is None else value)
     if type(version) is type(request_id) is type(op) is int and version == VERSION and 0 < request_id <= INT64_MAX:
         if budget is None or (type(budget) is int and 0 < budget <= INT64_MAX):
-            return request_id, op, payload, budget
+            if context is None or type(context) is str:
+                return request_id, op, payload, budget, context
+            raise BadFrame("a frame's context is a W3C traceparent as text, or nil", request_id)
         raise BadFrame("a frame's budget is a positive integer of ms, or nil", request_id)
     if type(request_id) is not int or not 0 < request_id <= INT64_MAX:
         raise BadFrame("a request's id is an integer from 1 to 2^63 - 1")
@@ -256,14 +266,15 @@ def split_id(data: bytes) -> tuple[int, bytes]:
     return 0, b""
 
 
-def _five(value: Any) -> tuple[Any, ...]:
+def _six(value: Any) -> tuple[Any, ...]:
     """The elements of a request frame that was not simply five of them."""
-    if type(value) is not tuple or not 4 <= len(value) <= 5:
+    if type(value) is not tuple or not 4 <= len(value) <= 6:
         known = type(value) is tuple and len(value) > 1 and type(value[1]) is int and 0 < value[1] <= INT64_MAX
         raise BadFrame(
-            "a frame is an array of 4 or 5 elements: version, id, op, payload, budget", value[1] if known else 0
+            "a frame is an array of 4 to 6 elements: version, id, op, payload, budget, context",
+            value[1] if known else 0,
         )
-    return value if len(value) == 5 else (*value, None)
+    return (*value, None, None)[:6]
 
 
 def open_answer(body: bytes) -> tuple[int, int, Any, str]:

@@ -24,11 +24,12 @@ EPOCH = 1_700_000_000_000
 
 
 class DaemonProcess:
-    """`sidegate serve` as a process; its log lines stand in `log`."""
+    """`sidegate serve` as a process; its log lines stand in `log`, and what it prints in `output`."""
 
     def __init__(self, folder: Path, *options: str, clock: str = f"manual:{EPOCH}", socket: str = "") -> None:
         self.socket = socket or str(folder / "sidegate.sock")
         self.log = folder / "log.jsonl"
+        self.output = folder / "output"
         # Doors that many daemons on one host would all open; a test that wants one names a place of its own.
         off = ("--listen", "off", "--http", "off")
         self.options = ("--socket", self.socket, "--clock", clock, "--node", "test-node", *off, *options)
@@ -36,10 +37,9 @@ class DaemonProcess:
 
     def start(self) -> None:
         """Start (again) at the same socket and wait until it answers."""
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "sidecar", "serve", *self.options], stderr=log, env=clean_environment()
-            )
+        words = [sys.executable, "-m", "sidecar", "serve", *self.options]
+        with self.log.open("ab") as log, self.output.open("ab") as output:
+            self.process = subprocess.Popen(words, stdout=output, stderr=log, env=clean_environment())
         end = time.monotonic() + START_SECONDS
         while True:
             try:

@@ -595,3 +595,57 @@ def test_a_client_leaves_no_descriptors(path: str) -> None:
         with Client(path) as client, pytest.raises(DaemonUnreachable):
             client.ping()
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+# Traced
+
+SAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    ("current", "sent"),
+    [
+        (SAMPLED, SAMPLED),
+        (SAMPLED[:-2] + "03", SAMPLED[:-2] + "03"),
+        ("01" + SAMPLED[2:] + "-more", "01" + SAMPLED[2:] + "-more"),
+        (SAMPLED[:-2] + "00", None),
+        (SAMPLED[:-2] + "02", None),
+        (SAMPLED[:-1], None),
+        (SAMPLED[:20] + "\udcff" + SAMPLED[21:], None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_only_a_sampled_traceparent_is_sent(fake: Fake, path: str, current: str | None, sent: str | None) -> None:
+    """It is the frame's sixth element; with any other the frame has five, as it has without the option."""
+    server = fake(answering(lambda request: packed(1, request[1], 0, [[0, 10, 9, 1, 0]], "fake")))
+    with Client(path, timeout=GENEROUS, traceparent=lambda: current) as client:
+        client.hit(LIMIT, "a")
+        client.peek(LIMIT, "a")
+        client.refund(LIMIT, "a")
+        client.check([LIMIT.request("a")])
+        client.reset(LIMIT, "a")
+        client.ping()
+    *asked, ping = server.requests
+    assert [request[5:] for request in asked] == [[] if sent is None else [sent]] * 5
+    assert len(ping) == 5
+
+
+def test_the_traceparent_of_each_call_is_asked_anew(fake: Fake, path: str) -> None:
+    """Two calls, two spans."""
+    server = fake(answering(lambda request: packed(1, request[1], 0, [[0, 10, 9, 1, 0]], "fake")))
+    spans = iter([SAMPLED, SAMPLED.replace("b7", "c7")])
+    with Client(path, timeout=GENEROUS, traceparent=lambda: next(spans)) as client:
+        client.hit(LIMIT, "a")
+        client.hit(LIMIT, "a")
+    assert [request[5] for request in server.requests] == [SAMPLED, SAMPLED.replace("b7", "c7")]
+
+
+def test_a_traceparent_that_is_none_of_the_kind(path: str) -> None:
+    """No callable, a value that is no text, a callable that raises: the caller's mistake, and nothing is sent."""
+    with pytest.raises(InvalidRequest, match="traceparent is a callable, not str"):
+        Client(path, traceparent=SAMPLED)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="a traceparent is text or None, not bytes"):
+        Client(path, on_error="allow", traceparent=lambda: b"00").hit(LIMIT, "a")  # type: ignore[arg-type, return-value]
+    with pytest.raises(ZeroDivisionError):
+        Client(path, on_error="allow", traceparent=lambda: str(1 // 0)).hit(LIMIT, "a")

@@ -6,14 +6,14 @@ import asyncio
 import gc
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from cluster_link.membership import Peer
-from cluster_link.peer_client import PeerClient, Settings
+from cluster_link.peer_client import PeerClient, Settings, Trace
 from cluster_link.peer_server import PeerServer
 from sidecar.cluster import _codec
 from sidecar.wire import Op, Outcome, Packer, open_request
@@ -98,14 +98,16 @@ class Listener:
 
     def __init__(self, odd: Callable[[int, Any], bytes] | None = None) -> None:
         self.batches: list[tuple[int, Any]] = []
+        self.contexts: list[str | None] = []
         self.odd = odd
 
     def answer(self, body: bytes) -> bytes:
         """The answer to one batch."""
-        batch_id, op, payload, _ = open_request(body)
+        batch_id, op, payload, _, context = open_request(body)
         if op == Op.PING:
             return ANSWERS.answer_body(batch_id, Outcome.ANSWERED, None)
         self.batches.append((op, payload))
+        self.contexts.append(context)
         if self.odd is not None:
             return self.odd(batch_id, payload)
         answer = [request[1] for request in payload] if op == Op.CHECK else payload
@@ -131,7 +133,12 @@ class Kept(FakeWaiter):
 
 @asynccontextmanager
 async def linked(
-    listener: Listener, versions: tuple[int, ...] = (1,), timeout: float = 0.5, limit: int = 1_000, queue: int = 20_000
+    listener: Listener,
+    versions: tuple[int, ...] = (1,),
+    timeout: float = 0.5,
+    limit: int = 1_000,
+    queue: int = 20_000,
+    trace: Trace | None = None,
 ) -> AsyncIterator[tuple[PeerClient, PeerServer, list[tuple[str, dict[str, Any]]]]]:
     """A client and a server that it dials, and what the client reports."""
     server = PeerServer(listener.answer)
@@ -143,6 +150,7 @@ async def linked(
         codecs,
         Settings(limit, 0.0, queue, timeout),
         lambda event, **fields: told.append((event, fields)),
+        trace,
     )
     try:
         yield client, server, told
@@ -315,3 +323,81 @@ def test_a_stopping_server_still_answers_peers_that_ask() -> None:
             assert 0.4 < answered_at[-1] < 3
 
     asyncio.run(work())
+
+
+# --- Traced
+
+
+class FakeSpan:
+    """A span that keeps how it ended."""
+
+    context = "told-to-the-peer"
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+
+    def end(self, why: str) -> None:
+        self.ends.append(why)
+
+
+def test_a_span_goes_with_its_batch_and_ends_with_its_answer() -> None:
+    """Only the batch that the tracer takes up carries a context; its span ends once, with nothing to tell."""
+    spans: list[FakeSpan] = []
+    asked: list[tuple[str, int, list[object]]] = []
+
+    def trace(peer: Peer, op: int, waiters: Sequence[object]) -> FakeSpan | None:
+        asked.append((peer.name, op, list(waiters)))
+        if len(asked) == 2:
+            return None
+        spans.append(FakeSpan())
+        return spans[-1]
+
+    async def work() -> None:
+        listener = Listener()
+        async with linked(listener, trace=trace) as (client, _, _):
+            first = await ask(client, "a", "b")
+            second = await ask(client, "c")
+            assert listener.contexts == ["told-to-the-peer", None]
+            assert [waiter.came for waiter in (*first, *second)] == [[(key, "owner")] for key in "abc"]
+            assert asked == [("owner", Op.CHECK, first), ("owner", Op.CHECK, second)]
+        assert [span.ends for span in spans] == [[""]]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (lambda batch_id, _: ANSWERS.answer_body(batch_id, Outcome.ANSWERED, []), "no answer to 1 requests"),
+        (lambda batch_id, _: ANSWERS.answer_body(batch_id, Outcome.REFUSED, "will not"), "will not"),
+        (lambda _, __: b"\xc1", "owner is away"),
+    ],
+    ids=["no answer", "refused", "nonsense"],
+)
+def test_a_span_ends_with_why_its_batch_was_not_answered(odd: Callable[[int, Any], bytes], why: str) -> None:
+    """An answer that is none, a refusal, a stream that breaks: one end each, with the reason."""
+    span = FakeSpan()
+
+    async def work() -> None:
+        async with linked(Listener(odd), trace=lambda *_: span) as (client, _, _):
+            await ask(client, "a")
+
+    asyncio.run(work())
+    (end,) = span.ends
+    assert why in end
+
+
+def test_a_version_without_a_place_for_contexts_gets_none() -> None:
+    """A peer that is spoken to in such a version is sent plain batches; the span is made all the same."""
+    span = FakeSpan()
+
+    async def work() -> None:
+        listener = Listener()
+        async with linked(listener, trace=lambda *_: span) as (client, _, _):
+            client._codec = client._codec._replace(pack_traced=None)
+            client._codecs = [client._codec]
+            await ask(client, "a")
+            assert listener.contexts == [None]
+
+    asyncio.run(work())
+    assert span.ends == [""]

@@ -128,20 +128,34 @@ def test_a_packer_serves_many_messages() -> None:
 
 def test_a_request_may_go_without_a_budget() -> None:
     """Four elements are a request, and so is a budget of nil."""
-    assert open_request(pack((1, 1, 3, None))) == (1, 3, None, None)
-    assert open_request(pack((1, 1, 3, None, None))) == (1, 3, None, None)
+    wanted = (1, 3, None, None, None)
+    assert open_request(pack((1, 1, 3, None))) == wanted
+    assert open_request(pack((1, 1, 3, None, None))) == wanted
+
+
+def test_a_request_may_bring_a_context() -> None:
+    """The sixth element comes out as it went in, whatever it says; nil is as good as none."""
+    assert open_request(pack((1, 1, 3, None, 7, "00-ab"))) == (1, 3, None, 7, "00-ab")
+    assert open_request(pack((1, 1, 3, None, None, None))) == (1, 3, None, None, None)
+    (body,) = Frames().feed(Packer().request(1, Op.CHECK, [("n", "k", 1, 10, 1000)], 7, "00-ab"))
+    assert open_request(body) == (1, Op.CHECK, (("n", "k", 1, 10, 1000),), 7, "00-ab")
+
+
+def test_a_request_without_a_context_is_as_it_was_before_there_were_any() -> None:
+    """Five elements: what a daemon of the release before reads."""
+    assert Packer().request_body(1, Op.PING, None, 7) == b"\x95\x01\x01\x03\xc0\x07"
 
 
 @pytest.mark.parametrize(
     ("value", "why", "request_id"),
     [
-        (None, "an array of 4 or 5 elements", 0),
-        (7, "an array of 4 or 5 elements", 0),
-        ("text", "an array of 4 or 5 elements", 0),
-        ({"a": 1}, "an array of 4 or 5 elements", 0),
-        ([], "an array of 4 or 5 elements", 0),
-        ([1, 1, 3], "an array of 4 or 5 elements", 1),
-        ([1, 1, 3, None, None, None], "an array of 4 or 5 elements", 1),
+        (None, "an array of 4 to 6 elements", 0),
+        (7, "an array of 4 to 6 elements", 0),
+        ("text", "an array of 4 to 6 elements", 0),
+        ({"a": 1}, "an array of 4 to 6 elements", 0),
+        ([], "an array of 4 to 6 elements", 0),
+        ([1, 1, 3], "an array of 4 to 6 elements", 1),
+        ([1, 1, 3, None, None, None, None], "an array of 4 to 6 elements", 1),
         ([1, 0, 3, None], "id is an integer from 1", 0),
         ([1, -1, 3, None], "id is an integer from 1", 0),
         ([1, 2**63, 3, None], "id is an integer from 1", 0),
@@ -166,6 +180,10 @@ def test_a_request_may_go_without_a_budget() -> None:
         ([1, 5, 3, None, True], "budget is a positive integer", 5),
         ([1, 5, 3, None, 1.5], "budget is a positive integer", 5),
         ([1, 5, 3, None, "1"], "budget is a positive integer", 5),
+        ([1, 5, 3, None, None, 1], "context is a W3C traceparent as text, or nil", 5),
+        ([1, 5, 3, None, None, b"00-ab"], "context is a W3C traceparent as text, or nil", 5),
+        ([1, 5, 3, None, None, ["00-ab"]], "context is a W3C traceparent as text, or nil", 5),
+        ([2, 5, 3, None, None, 1], "unknown protocol version 2", 5),
     ],
 )
 def test_envelopes_that_are_wrong(value: object, why: str, request_id: int) -> None:
@@ -208,7 +226,7 @@ def test_bytes_that_are_no_message(body: bytes) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_message_or_a_bad_frame(body: bytes) -> None:
     """No bytes raise anything but BadFrame."""
-    for opened, length in ((open_request, 4), (open_answer, 4)):
+    for opened, length in ((open_request, 5), (open_answer, 4)):
         try:
             assert len(opened(body)) == length
         except BadFrame as error:

@@ -42,8 +42,10 @@ class GrpcDoor(gubernator_pb2_grpc.V1Servicer):
 
     async def GetRateLimits(self, request: pb.GetRateLimitsReq, context: Any) -> pb.GetRateLimitsResp:
         left = context.time_remaining()
+        budget = None if left is None else max(1, int(left * 1000))
+        traceparent = _traceparent(context) if self._v1.traces else None
         try:
-            return await self._v1.get_rate_limits(request, None if left is None else max(1, int(left * 1000)))
+            return await self._v1.get_rate_limits(request, budget, traceparent)
         except TooManyRequests as error:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
             raise
@@ -53,3 +55,8 @@ class GrpcDoor(gubernator_pb2_grpc.V1Servicer):
 
     async def LiveCheck(self, request: pb.LiveCheckReq, context: Any) -> pb.LiveCheckResp:
         return pb.LiveCheckResp()
+
+
+def _traceparent(context: Any) -> str | None:
+    """The call's traceparent; of several, gRPC itself lets one through."""
+    return next((value for name, value in context.invocation_metadata() or () if name == "traceparent"), None)

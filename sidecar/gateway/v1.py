@@ -46,8 +46,16 @@ class V1:
         self.standing = standing
         self._waiting: set[asyncio.Future[Sequence[Any]]] = set()
 
-    async def get_rate_limits(self, asked: GetRateLimitsReq, budget: int | None) -> GetRateLimitsResp:
+    @property
+    def traces(self) -> bool:
+        """Whether a caller's traceparent is of use."""
+        return self._service.tracing is not None
+
+    async def get_rate_limits(
+        self, asked: GetRateLimitsReq, budget: int | None, traceparent: str | None = None
+    ) -> GetRateLimitsResp:
         """Decide every request, in order; budget: ms that the caller waits, None if it sets no bound.
+        traceparent: of the caller's span, as it came.
 
         Raises TooManyRequests.
         """
@@ -57,15 +65,16 @@ class V1:
         node = self._node
         refusals = [refusal(one) for one in asked.requests]
         requests = [request_of(one) for one, why in zip(asked.requests, refusals, strict=True) if not why]
-        answers = iter(await self._decide(requests, budget) if requests else ())
+        answers = iter(await self._decide(requests, budget, traceparent) if requests else ())
         return GetRateLimitsResp(
             responses=[error_of(why, node) if why else response_of(next(answers), node) for why in refusals]
         )
 
-    async def _decide(self, requests: list[Any], budget: int | None) -> Sequence[Any]:
+    async def _decide(self, requests: list[Any], budget: int | None, traceparent: str | None) -> Sequence[Any]:
         later: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
         caller = _Caller(later)
-        answers = self._service.check(requests, self._now(), caller, budget, _as_they_are)
+        asker = caller if traceparent is None else self._service.traced(traceparent, caller)
+        answers = self._service.check(requests, self._now(), asker, budget, _as_they_are)
         if answers is not None:
             return answers
         self._waiting.add(later)
