@@ -44,11 +44,16 @@ check-proto: .venv/.dev
 		cmp "$$made/$$file" "$$file" || { echo "$$file is not what $(PROTO) makes: make proto" >&2; exit 1; }; done
 
 .PHONY: check
-check: .venv/.dev check-proto ## lint, types, import walls and generated code
+check: .venv/.dev check-proto ## lint, types, import walls and what is made from the code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports setup.cfg
+	$(BIN)/python -m sidecar.manual | diff -u docs/configuration.md - || { echo "run make docs" >&2; exit 1; }
+
+.PHONY: docs
+docs: .venv/.dev ## write docs/configuration.md from the code
+	$(BIN)/python -m sidecar.manual > docs/configuration.md
 
 .PHONY: bench
 bench: .venv/.dev ## measure against the targets (about two minutes, an idle machine)

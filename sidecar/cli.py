@@ -68,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_settings(config)
     config.add_argument("--json", action="store_true", help="print JSON")
+    config.add_argument(
+        "--check", metavar="FILE", help="look at FILE alone: exit 0 and ok, or exit 2 and one line that names the fault"
+    )
     config.set_defaults(run=_config)
 
     hit = commands.add_parser(
@@ -135,14 +138,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    from sidecar.config import SETTINGS, shown
+    from sidecar.config import SETTINGS, default_text
 
     parser.add_argument("--config", metavar="FILE", help="a TOML file of settings (also SIDEGATE_CONFIG)")
     for setting in SETTINGS:
-        unit, default = setting.metadata["unit"], setting.default
+        unit = setting.metadata["unit"]
         text = setting.metadata["effect"] + (f" [{unit}]" if unit else "")
-        if isinstance(default, str | int):
-            text += f" (default {shown(setting, default) or 'none'})"
+        text += f" (default {default_text(setting)})"
         parser.add_argument(
             "--" + setting.name.replace("_", "-"),
             metavar=setting.name.rpartition("_")[2].upper(),
@@ -196,6 +198,8 @@ def _serve(options: argparse.Namespace) -> int:
 def _config(options: argparse.Namespace) -> int:
     from sidecar.config import SETTINGS, shown
 
+    if options.check is not None:
+        return _check(options)
     config, sources = _load(options)
     if config is None:
         return _ERROR
@@ -207,6 +211,27 @@ def _config(options: argparse.Namespace) -> int:
     else:
         for name, value, source in rows:
             print(f"{name:<24}{value:<44}{source}")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from sidecar.config import SETTINGS, ConfigError, check
+
+    for name in ("config", *(setting.name for setting in SETTINGS)):
+        if getattr(options, name) is not None:
+            print(f"sidegate: --check looks at a file alone: leave out --{name.replace('_', '-')}", file=sys.stderr)
+            return _ERROR
+    try:
+        reloadable, others = check(options.check)
+    except ConfigError as error:
+        print(f"sidegate: {error}", file=sys.stderr)
+        return _ERROR
+    if options.json:
+        print(json.dumps({"ok": True, "sighup": reloadable, "restart": others}))
+    else:
+        print("ok")
+        print(f"SIGHUP changes: {', '.join(reloadable) or 'none of its settings'}")
+        print(f"needs a restart: {', '.join(others) or 'none of its settings'}")
     return 0
 
 

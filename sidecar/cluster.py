@@ -80,6 +80,7 @@ class Cluster:
         self._syncing: asyncio.Task[None] | None = None
         self._members: frozenset[Peer] = frozenset()
         self._router: Router | None = None
+        self._fallback = FALLBACKS[config.fallback]
         self._changing = asyncio.Lock()
         loop = asyncio.get_running_loop()
         self._deadlines = Deadlines(loop.call_later, loop.time)
@@ -105,34 +106,50 @@ class Cluster:
         An empty set is a daemon that is alone.
         """
         async with self._changing:
-            if not members and not self._members:
-                return
-            if members and self._syncing is None:
+            (await self.prepare(members))()
+
+    async def prepare(self, members: frozenset[Peer]) -> Callable[[], None]:
+        """The same in two steps: what may take a while is done now, and the call that comes back makes the change."""
+        if not members and not self._members:
+            return lambda: None
+        given, me = members, self._find_me(members)
+        if me is None:
+            me = Peer(self.address, self.address)
+            members = frozenset({me})
+        # Off the loop, since a thousand peers take a while; the swap itself is one assignment.
+        ring = None if members == self._members else await asyncio.to_thread(Ring, members, rest=lambda: time.sleep(0))
+
+        def swap() -> None:
+            if given and self._syncing is None:
                 self._syncing = asyncio.get_running_loop().create_task(self._keep_in_step())
-            me = self._find_me(members)
-            if me is None:
-                if members:
-                    self._log.warning(
-                        "not_among_peers", advertise=self.address, node=self._config.node, peers=_names(members)
-                    )
-                me = Peer(self.address, self.address)
-                members = frozenset({me})
-            if members == self._members:
-                return
-            # Off the loop, since a thousand peers take a while; the swap itself is one assignment.
-            ring = await asyncio.to_thread(Ring, members, rest=lambda: time.sleep(0))
-            changed = change(self._members, members)
-            self._members = members
-            self._router = self._route(me, ring) if len(members) > 1 else None
-            self._service.route_by(self._router)
-            self._pool.keep(members - {me})
-            self._log.info(
-                "ring_changed",
-                members=len(members),
-                joined=_names(changed.joined),
-                left=_names(changed.left),
-                moved=_names(changed.moved),
-            )
+            if given and me not in given:
+                self._log.warning(
+                    "not_among_peers", advertise=self.address, node=self._config.node, peers=_names(given)
+                )
+            if ring is not None:
+                self._swap(me, members, ring)
+
+        return swap
+
+    def _swap(self, me: Peer, members: frozenset[Peer], ring: Ring) -> None:
+        changed = change(self._members, members)
+        self._members = members
+        self._router = self._route(me, ring) if len(members) > 1 else None
+        self._service.route_by(self._router)
+        self._pool.keep(members - {me})
+        self._log.info(
+            "ring_changed",
+            members=len(members),
+            joined=_names(changed.joined),
+            left=_names(changed.left),
+            moved=_names(changed.moved),
+        )
+
+    def fall_back_by(self, policy: str) -> None:
+        """Answer by this policy (a key of FALLBACKS) where an owner gives no answer, requests under way included."""
+        self._fallback = FALLBACKS[policy]
+        if self._router is not None:
+            self._router.fallback = self._fallback
 
     async def stop(self, grace: float) -> None:
         """Finish what is under way within `grace` seconds, both ways."""
@@ -182,7 +199,7 @@ class Cluster:
             self._deadlines,
             self._service.decide_here,
             self._decide_alone,
-            FALLBACKS[self._config.fallback],
+            self._fallback,
             self._settings.timeout,
         )
 

@@ -1,7 +1,8 @@
 """The daemon's settings: one dataclass is their manual, and one rule says where each value came from.
 
-Decides names, units, defaults, bounds, and the order options > SIDEGATE_* variables > file > default.  Knows
-no socket and starts nothing; `load` is handed the options and the environment.
+Decides names, units, defaults, bounds, which of them SIGHUP may change, and the order options > SIDEGATE_*
+variables > file > default.  Knows no socket and starts nothing; `load` is handed the options and the environment.
+docs/configuration.md is written from here (manual.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import difflib
 import os
 import platform
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -30,6 +32,9 @@ FILE_VARIABLE = "SIDEGATE_CONFIG"
 OFF = "off"
 """A door that is not opened."""
 UNIX = "unix:"
+_TOML_TYPES = {bool: "a boolean", float: "a float", list: "an array", dict: "a table"}
+_BEYOND = 10**18
+"""More digits than any setting takes."""
 # Kubernetes puts these into every pod beside a Service named "sidegate"; they are no settings of ours.
 _SERVICE_LINKS = re.compile(r"SIDEGATE_(SERVICE_|PORT$|PORT_\d)")
 
@@ -121,8 +126,31 @@ def time_zone(name: str) -> tzinfo:
     return UTC if name == "UTC" else ZoneInfo(name)
 
 
-def _setting(default: Any, unit: str, effect: str, parse: Callable[[str], Any]) -> Any:
-    metadata = {"unit": unit, "effect": effect, "parse": parse}
+def _setting(
+    default: Any,
+    unit: str,
+    effect: str,
+    parse: Callable[[str], Any],
+    *,
+    reason: str,
+    reloadable: bool = False,
+    rule: str = "",
+) -> Any:
+    """A setting's place in the manual.
+
+    default: its value, or what finds it on this machine; `rule` then tells how.  unit: "" for a choice of words.
+    effect: what it does.  reason: why the default is what it is, or why one would change it.
+    parse: text -> value; raises ValueError, whose text ("must be ...") also tells the manual what is taken.
+    reloadable: SIGHUP changes it; the daemon has a row for it in its `reload`.
+    """
+    metadata = {
+        "unit": unit,
+        "effect": effect,
+        "parse": parse,
+        "reason": reason,
+        "reloadable": reloadable,
+        "rule": rule,
+    }
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -135,88 +163,210 @@ class Config:
     socket: str = _setting(
         socket_path,
         "path",
-        "the Unix socket; by default /run/sidegate/sidegate.sock where usable, else below $XDG_RUNTIME_DIR, "
-        "else below the temp directory",
+        "the Unix socket that clients ask through",
         _path,
+        rule="/run/sidegate/sidegate.sock where usable, else below $XDG_RUNTIME_DIR, else below the temp directory",
+        reason="clients look in the same places in the same order, so that neither side needs a setting; name one "
+        "where two daemons share a host, or where a container mounts the socket's folder",
     )
-    socket_mode: int = _setting(0o660, "octal", "permission bits of the socket's file", _mode)
+    socket_mode: int = _setting(
+        0o660,
+        "octal",
+        "permission bits of the socket's file",
+        _mode,
+        reason="who may write to the socket may spend any limit: owner and group by default; 0666 lets every user of "
+        "the host ask",
+    )
     socket_group: str = _setting(
-        "", "name or number", "group of the socket's file, and of its folder where the daemon makes it", str
+        "",
+        "name or number",
+        "group of the socket's file, and of its folder where the daemon makes it",
+        str,
+        reason="lets workers that run as another user in, without opening the socket to everyone; none: the daemon's "
+        "own group",
     )
-    node: str = _setting(platform.node, "name", "this node's name, told as the owner of its decisions", _node)
+    node: str = _setting(
+        platform.node,
+        "name",
+        "this node's name, told as the owner of its decisions",
+        _node,
+        rule="the host's name",
+        reason="a host has one daemon, so its name tells them apart; give each a name of its own where several share "
+        "a host, and the name that `peers` lists it by where that has names",
+    )
     max_buckets: int = _setting(
         DEFAULT_MAX_BUCKETS,
         "buckets",
         "most buckets held, about 350 bytes each, more with long keys or a limit of its own for each key",
         _integer(1, 100_000_000),
+        reason="bounds memory at about 350 MB; raise it when `table_full` is logged, since a bucket lost early is a "
+        "limit that starts anew",
     )
-    max_connections: int = _setting(4096, "connections", "most clients at a time", _integer(1, 1_000_000))
-    max_frame: int = _setting(DEFAULT_MAX_FRAME, "bytes", "longest frame taken from a client", _integer(1024, 64 << 20))
+    max_connections: int = _setting(
+        4096,
+        "connections",
+        "most clients at a time",
+        _integer(1, 1_000_000),
+        reason="a worker holds one connection a thread that asks at a time; a leak in one application then ends "
+        "here, not at the host's open files. Needs as many open files and 64 more",
+    )
+    max_frame: int = _setting(
+        DEFAULT_MAX_FRAME,
+        "bytes",
+        "longest frame taken from a client",
+        _integer(1024, 64 << 20),
+        reason="a thousand requests with ordinary keys fit; it bounds what one client can make the daemon hold "
+        "before it is understood",
+    )
     max_clock_skew: int = _setting(
         DEFAULT_MAX_CLOCK_SKEW,
         "ms",
         "how far a request's created_at may lie from this clock; beyond, it is clamped",
         _integer(0, 86_400_000),
+        reason="honours a caller's own instant where clocks differ a little or a queue lies between, and stops a "
+        "wrong clock from freeing or filling buckets; 0: the daemon's time alone counts",
     )
-    time_zone: str = _setting("UTC", "IANA name", "zone of Gregorian windows", _zone)
+    time_zone: str = _setting(
+        "UTC",
+        "IANA name",
+        "zone of Gregorian windows",
+        _zone,
+        reason="UTC has no day of 23 or 25 hours; set the zone your customers' days and months are billed in, the "
+        "same on all daemons of a cluster",
+    )
     clock: str = _setting(
-        "system", "", "system, or manual:<epoch ms> for tests: time stands until a client moves it", _clock
+        "system",
+        "",
+        "system, or manual:<epoch ms> for tests: time stands until a client moves it",
+        _clock,
+        reason="a manual clock makes tests of windows exact and quick; never use it where limits matter, as any "
+        "client may move it",
     )
     peers: str = _setting(
         "",
         "host:port or name=host:port, comma separated",
         "all daemons of the cluster, this one too; none: this daemon is alone",
         _peers,
+        reloadable=True,
+        reason="one limit over many hosts needs every daemon to know the same set; one host needs none of it",
     )
     listen: str = _setting(
         "127.0.0.1:1051",
         "host:port, unix:/path or off",
         "where gRPC listens, for peers and for V1 clients; open it only to the cluster's network",
         _door,
+        reason="nothing but this host can reach the default; a cluster needs an address that its hosts reach, and off "
+        "spares the memory that gRPC takes where one host is all there is",
     )
     http: str = _setting(
         "127.0.0.1:1050",
         "host:port, unix:/path or off",
         "where HTTP listens: the V1 API as JSON, and health",
         _door,
+        reason="nothing but this host can reach the default; name an address where probes or scrapers come from "
+        "elsewhere, a Unix socket where a file's permissions shall guard it",
     )
     advertise: str = _setting(
-        "", "host:port", "this daemon's address as its peers list it; by default the one it listens on", _address
+        "",
+        "host:port",
+        "this daemon's address as its peers list it",
+        _address,
+        rule="as `listen`",
+        reason="needed where the two differ: it listens on 0.0.0.0, or behind a translated address",
     )
     peer_timeout: int = _setting(
-        500, "ms", "longest wait for an owner, and silence after which a peer counts as away", _integer(1, 60_000)
+        500,
+        "ms",
+        "longest wait for an owner, and silence after which a peer counts as away",
+        _integer(1, 60_000),
+        reason="far above a round trip in one site, so that a pause is no outage; lower it where callers would "
+        "rather have the fallback soon (a caller's own deadline always comes first)",
     )
     fallback: str = _setting(
         "error",
         "",
         "answer where an owner gives none: error, local (an equal share of the limit), allow or deny",
         _one_of(*FALLBACKS),
+        reloadable=True,
+        reason="error hides nothing and leaves the choice to the caller; local keeps limiting while an owner is "
+        "away, allow puts being open first, deny puts being safe first",
     )
     global_sync_interval: int = _setting(
-        100, "ms", "how often hits that GLOBAL replicas admitted are told to their owners", _integer(1, 60_000)
+        100,
+        "ms",
+        "how often hits that GLOBAL replicas admitted are told to their owners",
+        _integer(1, 60_000),
+        reason="what a cluster may admit over a GLOBAL limit grows with it, and messages to owners grow as it shrinks",
     )
     max_replicas: int = _setting(
-        100_000, "replicas", "most GLOBAL buckets of other owners that are answered here", _integer(1, 10_000_000)
+        100_000,
+        "replicas",
+        "most GLOBAL buckets of other owners that are answered here",
+        _integer(1, 10_000_000),
+        reason="bounds their memory apart from `max_buckets`; keys past it ask their owners each time, so raise it "
+        "to the number of GLOBAL keys in use in one window",
     )
     batch_wait: int = _setting(
-        0, "ms", "how long hits are gathered for a peer at least; 0: only while the link is busy", _integer(0, 1_000)
+        0,
+        "ms",
+        "how long hits are gathered for a peer at least; 0: only while the link is busy",
+        _integer(0, 1_000),
+        reason="0 adds no delay and still gathers under load; a wait makes fewer, larger batches for as much more "
+        "latency",
     )
-    batch_limit: int = _setting(1_000, "requests", "most requests in one batch to a peer", _integer(1, 1_000))
-    peer_queue: int = _setting(20_000, "requests", "most requests waiting for one peer", _integer(1, 10_000_000))
+    batch_limit: int = _setting(
+        1_000,
+        "requests",
+        "most requests in one batch to a peer",
+        _integer(1, 1_000),
+        reason="the most that one frame may hold; smaller batches keep an owner's loop free for others in between",
+    )
+    peer_queue: int = _setting(
+        20_000,
+        "requests",
+        "most requests waiting for one peer",
+        _integer(1, 10_000_000),
+        reason="bounds memory and the wait when an owner is slower than its askers; past it requests fall back at "
+        "once rather than too late",
+    )
     stall_timeout: int = _setting(
-        10_000, "ms", "how long a client may leave answers unread or a frame unfinished", _integer(100, 3_600_000)
+        10_000,
+        "ms",
+        "how long a client may leave answers unread or a frame unfinished",
+        _integer(100, 3_600_000),
+        reason="longer than a worker is ever paused in normal life (a debugger aside); such a client holds memory "
+        "for as long",
     )
-    grace: int = _setting(5_000, "ms", "how long a stopping daemon waits for clients to read", _integer(0, 600_000))
+    grace: int = _setting(
+        5_000,
+        "ms",
+        "how long a stopping daemon waits for clients to read",
+        _integer(0, 600_000),
+        reason="clients read within milliseconds, and supervisors wait longer than this before they kill; 0 stops at "
+        "once",
+    )
+    log_level: str = _setting(
+        "info",
+        "",
+        "lowest level logged: " + ", ".join(LEVELS),
+        _one_of(*LEVELS),
+        reloadable=True,
+        reason="info tells changes, never hits, so that it stays short; warning tells trouble alone",
+    )
     tracing: str = _setting(
         "off",
         "",
         "on: spans of batches that carry a traced request to its owner, sent where the OTEL_* variables say; needs "
         "sidegate[otel]",
         _one_of("off", "on"),
+        reason="most installations send no spans, and what is off costs a request nothing",
     )
-    log_level: str = _setting("info", "", "lowest level logged: " + ", ".join(LEVELS), _one_of(*LEVELS))
     log_format: str = _setting(
-        "auto", "", "json, console, or auto: console on a terminal, else json", _one_of("auto", "json", "console")
+        "auto",
+        "",
+        "json, console, or auto: console on a terminal, else json",
+        _one_of("auto", "json", "console"),
+        reason="people read terminals and programs read pipes; set it where something else reads either",
     )
 
 
@@ -232,6 +382,25 @@ def shown(setting: Field[Any], value: object) -> str:
 def default_of(setting: Field[Any]) -> Any:
     """A setting's default on this machine."""
     return setting.default_factory() if callable(setting.default_factory) else setting.default
+
+
+def default_text(setting: Field[Any]) -> str:
+    """A setting's default as any machine's manual tells it: the value, or the rule that finds it, or "none"."""
+    rule: str = setting.metadata["rule"]
+    return rule or shown(setting, setting.default) or "none"
+
+
+def check(file: str) -> tuple[list[str], list[str]]:
+    """The settings that a file names, in the manual's order: those that SIGHUP changes, those that need a restart.
+
+    The file is looked at alone, without this process's variables.  Raises ConfigError for what `load` would.
+    """
+    _, sources = load({}, {}, file)
+    named = [setting for setting in SETTINGS if sources[setting.name] == file]
+    return (
+        [setting.name for setting in named if setting.metadata["reloadable"]],
+        [setting.name for setting in named if not setting.metadata["reloadable"]],
+    )
 
 
 def load(
@@ -275,17 +444,27 @@ def load(
 
 def _read(file: str) -> dict[str, str]:
     try:
+        # A pipe would be waited for, for ever at a SIGHUP, when nobody writes to it any more.
+        if stat.S_ISFIFO(os.stat(file).st_mode):
+            raise ConfigError(f"{file}: is a pipe, which cannot be read again")
         with open(file, "rb") as stream:
             content = tomllib.load(stream)
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ConfigError(f"{file}: not TOML: nested too deep") from None
+    except ConfigError:
+        raise
+    except ValueError as error:  # tomllib's own and those of what it calls: bytes that are no UTF-8, too many digits
         raise ConfigError(f"{file}: not TOML: {error}") from None
     for name, value in content.items():
         if name not in _BY_NAME:
-            raise ConfigError(f"{name} in {file}: no such setting{_near(name)}")
+            raise ConfigError(f"{ascii(name)[1:-1]} in {file}: no such setting{_near(name)}")
         if isinstance(value, bool) or not isinstance(value, str | int):
-            raise ConfigError(f"{name} in {file}: must be a string or an integer, not {value!r}")
+            kind = _TOML_TYPES.get(type(value), "a date or time")
+            raise ConfigError(f"{name} in {file}: must be a string or an integer, not {kind}")
+        if isinstance(value, int) and abs(value) >= _BEYOND:
+            raise ConfigError(f"{name} in {file}: is beyond every setting's range")
     # TOML's own octal (0o660) comes as a number; written out in octal it is the mode that was meant.
     return {
         name: f"{value:04o}" if _BY_NAME[name].metadata["unit"] == "octal" and isinstance(value, int) else str(value)

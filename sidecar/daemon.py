@@ -23,7 +23,8 @@ from cluster_link.membership import parse_peers
 from sidecar.calendar import Calendar
 from sidecar.clock import Clock, ManualClock, SystemClock
 from sidecar.config import OFF, Config, ConfigError, time_zone
-from sidecar.logs import Repeats, make_logger
+from sidecar.logs import Log, Repeats, make_logger
+from sidecar.reload import Reload
 from sidecar.server import BACKLOG, Server
 from sidecar.service import Service
 from sidecar.socketfile import SocketFile, SocketUnavailable
@@ -48,17 +49,23 @@ _CLOCK_AHEAD_WORTH_TELLING = 1_000
 
 
 class Daemon:
-    """One running daemon.  `config` says all; `reload` gives it anew on SIGHUP."""
+    """One running daemon.  `config` says all; `reload` gives it anew on SIGHUP.
 
-    def __init__(self, config: Config, log: Any, reload: Callable[[], Config] | None = None) -> None:
+    Whoever else can change a setting at run time (the files of TLS, say) adds a row to the daemon's own `reload`.
+    """
+
+    def __init__(self, config: Config, log: Log, reload: Callable[[], Config] | None = None) -> None:
         self._config = config
-        self._reload = reload or (lambda: config)
         self._cluster: Cluster | None = None
         self._grpc: GrpcDoor | None = None
         self._unready = "starting"
-        self._tasks: list[asyncio.Task[None]] = []
         self._stop_tracing: Callable[[float], Awaitable[None]] | None = None
         self._log = log
+        self.reload = Reload(config, reload or (lambda: config), log)
+        # The first, so that what is told of the other changes is told at the new level.
+        self.reload.add(("log_level",), self._prepare_log_level)
+        self.reload.add(("fallback",), self._prepare_fallback)
+        self.reload.add(("peers",), self._prepare_peers)
         self._started = time.monotonic()
         self._repeats = Repeats(log, time.monotonic)
         self._clock: Clock = (
@@ -103,8 +110,10 @@ class Daemon:
                 clock=config.clock,
                 time_zone=config.time_zone,
             )
+            self.reload.start()
             housekeeping = [asyncio.create_task(self._sweep()), asyncio.create_task(self._keep_house())]
             await stop.wait()
+            self.reload.stop()
             await self._tell_standing("draining")
             log.info("daemon_draining", connections=len(self._server.connections), grace_ms=config.grace)
             for task in housekeeping:
@@ -177,16 +186,15 @@ class Daemon:
             raise ConfigError("tracing: on needs opentelemetry-api: pip install 'sidegate[otel]'") from None
         self._service.tracing, self._stop_tracing = start(self._config.node, release(), self._repeats, self._log)
 
-    async def _read_again(self) -> None:
-        """SIGHUP: follow the list of peers as it stands now; on a mistake in it, the old one."""
-        try:
-            config = self._reload()
-        except ConfigError as error:
-            self._log.error("reload_failed", reason=str(error))
-            return
-        self._log.info("settings_read_again")
-        if self._cluster is not None:
-            await self._cluster.follow(parse_peers(config.peers))
+    async def _prepare_fallback(self, config: Config) -> Callable[[], None] | None:
+        return lambda: self._cluster.fall_back_by(config.fallback) if self._cluster is not None else None
+
+    async def _prepare_peers(self, config: Config) -> Callable[[], None] | None:
+        # With the gRPC port off at the start there is no cluster to be in.
+        return None if self._cluster is None else await self._cluster.prepare(parse_peers(config.peers))
+
+    async def _prepare_log_level(self, config: Config) -> Callable[[], None] | None:
+        return lambda: self._log.tell_from(config.log_level)
 
     def _facts(self) -> dict[str, object]:
         server = self._server
@@ -266,7 +274,7 @@ class Daemon:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, caught, number)
-        loop.add_signal_handler(signal.SIGHUP, lambda: self._tasks.append(loop.create_task(self._read_again())))
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
 
 
 def serve(config: Config, reload: Callable[[], Config] | None = None) -> int:

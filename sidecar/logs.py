@@ -1,7 +1,7 @@
 """How the daemon speaks to its operators: one line an event, JSON on a pipe, readable on a terminal.
 
-Decides the form of a line and that repeated trouble becomes one line an interval with a count of what was
-held back.  Which events there are stands in docs/logs.md.
+Decides the form of a line, the lowest level told, and that repeated trouble becomes one line an interval with a
+count of what was held back.  Which events there are stands in docs/logs.md.
 """
 
 from __future__ import annotations
@@ -33,25 +33,47 @@ class _Lines:
     debug = info = warning = error = critical = msg
 
 
-def make_logger(level: str, form: str, stream: TextIO | None = None) -> Any:
-    """A structlog logger writing to `stream` (stderr); form is "json", "console" or "auto" (by terminal)."""
-    # A supervisor may start daemons with standard error closed.
-    out = stream or sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    terminal = form == "console" or (form == "auto" and out.isatty())
-    render: list[Any] = (
-        [structlog.dev.ConsoleRenderer(colors=out.isatty())]
-        if terminal
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    )
-    return structlog.wrap_logger(
-        _Lines(out),
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        processors=[
+class Log:
+    """Writes events; `debug`, `info`, `warning` and `error` take an event's name and its fields.
+
+    level: the lowest told, one of LEVELS.  form: "json", "console" or "auto" (by terminal).  Raises KeyError for
+    another level.
+    """
+
+    debug: Callable[..., Any]
+    info: Callable[..., Any]
+    warning: Callable[..., Any]
+    error: Callable[..., Any]
+
+    def __init__(self, level: str, form: str, out: TextIO) -> None:
+        terminal = form == "console" or (form == "auto" and out.isatty())
+        render: list[Any] = (
+            [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+            if terminal
+            else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        )
+        self._lines = _Lines(out)
+        self._processors = [
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *render,
-        ],
-    )
+        ]
+        self.tell_from(level)
+
+    def tell_from(self, level: str) -> None:
+        """Tell events of this level and above from now on."""
+        # structlog chooses a class by its level, whose methods below it do nothing; taking over the methods of one
+        # logger of that class costs a line nothing, where asking for the level each time would.
+        kind = structlog.make_filtering_bound_logger(LEVELS[level])
+        logger = structlog.wrap_logger(self._lines, wrapper_class=kind, processors=self._processors).bind()
+        for name in LEVELS:
+            setattr(self, name, getattr(logger, name))
+
+
+def make_logger(level: str, form: str, stream: TextIO | None = None) -> Log:
+    """A log writing to `stream` (stderr); see Log."""
+    # A supervisor may start daemons with standard error closed.
+    return Log(level, form, stream or sys.stderr or open(os.devnull, "w"))
 
 
 class Repeats:

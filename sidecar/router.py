@@ -45,7 +45,8 @@ class Router:
 
     me: this node on the ring.  link: the way to a peer.  replicas: GLOBAL's.  deadlines: fail what has waited too long.
     decide: requests -> their answers, decided here now.  decide_alone: the same for a fallback's own buckets.
-    fallback: what becomes of a request whose owner does not answer.  timeout: seconds to wait for owners at most.
+    fallback: what becomes of a request whose owner does not answer; may be set anew at any time.
+    timeout: seconds to wait for owners at most.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Router:
         self._deadlines = deadlines
         self._decide = decide
         self._decide_alone = decide_alone
-        self._fallback = fallback
+        self.fallback = fallback
         self._timeout = timeout
         self.forwarded = 0
         self.fallbacks = 0
@@ -188,7 +189,7 @@ class Router:
         request, policy = filled(request)
         try:
             validate(request)  # what its owner would have refused is no one's to admit
-            return made_up(policy or self._fallback, request, why, self._decide_share)
+            return made_up(policy or self.fallback, request, why, self._decide_share)
         except InvalidRequest as error:
             return error_answer(str(error))
 

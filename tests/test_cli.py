@@ -429,3 +429,47 @@ def test_help_of_commands(command: str, parts: tuple[str, ...]) -> None:
     for part in parts:
         assert part in text
     assert f" {command} " in Done("--help").out
+
+
+# --- Looking at a file of settings
+
+
+def test_config_check_of_a_good_file(tmp_path: Path) -> None:
+    """ok, and what SIGHUP could change of it; nothing is started, and no variable counts."""
+    file = tmp_path / "settings.toml"
+    file.write_text("log_level = 'debug'\nmax_buckets = 5\n")
+    done = Done("config", "--check", str(file), SIDEGATE_GRACE="nonsense")
+    assert (done.status, done.errors) == (0, "")
+    assert done.out.splitlines() == ["ok", "SIGHUP changes: log_level", "needs a restart: max_buckets"]
+    done = Done("config", "--check", str(file), "--json")
+    assert done.data == {"ok": True, "sighup": ["log_level"], "restart": ["max_buckets"]}
+    file.write_text("")
+    assert Done("config", "--check", str(file)).out.splitlines()[0] == "ok"
+    assert sorted(os.listdir(tmp_path)) == ["settings.toml"]
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("grace = -1\n", "grace in {}: must be an integer from 0 to 600000, not '-1'"),
+        ("graze = 1\n", "graze in {}: no such setting; did you mean grace?"),
+        ("grace = [1]\n", "grace in {}: must be a string or an integer, not an array"),
+        ("grace = " + "[" * 100_000, "{}: not TOML: nested too deep"),
+        ("peers = '127.0.0.1:1'\nlisten = 'off'\n", "listen: a daemon with peers cannot have it off"),
+        (None, "{}: No such file or directory"),
+    ],
+    ids=["range", "name", "type", "nested", "together", "none"],
+)
+def test_config_check_of_a_bad_file(tmp_path: Path, content: str | None, fault: str) -> None:
+    """Exit status 2 and one line that names the fault."""
+    file = tmp_path / "settings.toml"
+    if content is not None:
+        file.write_text(content)
+    assert Done("config", "--check", str(file)).refused().startswith("sidegate: " + fault.format(file))
+
+
+@pytest.mark.parametrize("option", ["--grace", "--config", "--log-level"])
+def test_config_check_takes_no_other_setting(tmp_path: Path, option: str) -> None:
+    """An option beside it would not count, and is refused rather than passed over."""
+    line = Done("config", "--check", str(tmp_path), option, "5").refused()
+    assert line == f"sidegate: --check looks at a file alone: leave out {option}"

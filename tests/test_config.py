@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
 import pytest
 
-from sidecar.config import SETTINGS, Config, ConfigError, default_of, load, shown
+from sidecar.config import SETTINGS, Config, ConfigError, check, default_of, load, shown
 
 NAMES = [setting.name for setting in SETTINGS]
 
@@ -252,10 +253,28 @@ def test_an_unknown_key_is_named_with_the_nearest(write: Path) -> None:
 def test_a_key_of_a_wrong_type_is_named(value: str, write: Path) -> None:
     """A key holds a string or an integer."""
     write.write_text(f"grace = {value}\n")
-    assert refusal(file=str(write)).startswith(f"grace in {write}: must be a string or an integer, not ")
+    assert refusal(file=str(write)).startswith(f"grace in {write}: must be a string or an integer, not a")
 
 
-@pytest.mark.parametrize("content", [b"grace", b"grace = 1\ngrace = 2\n", b"\xff\xfe", b"grace = \n"])
+@pytest.mark.parametrize("value", ["0x" + "f" * 5000, "-0x" + "f" * 5000, str(10**18), "[0x" + "f" * 5000 + "]"])
+def test_a_number_longer_than_any_setting_takes_is_named(value: str, write: Path) -> None:
+    """Also one of so many digits that Python would not write it out."""
+    write.write_text(f"grace = {value}\n".replace("-0x", "0x"))
+    assert refusal(file=str(write)).startswith(f"grace in {write}: ")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"grace",
+        b"grace = 1\ngrace = 2\n",
+        b"\xff\xfe",
+        b"grace = \n",
+        b"grace = " + b"[" * 100_000,
+        b"grace = " + b"9" * 5000,
+    ],
+    ids=range(6),
+)
 def test_a_file_that_is_not_toml_is_named(content: bytes, write: Path) -> None:
     """One line tells the file and what is wrong in it."""
     write.write_bytes(content)
@@ -266,10 +285,52 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     """A file that was named must be readable."""
     assert refusal(file=str(tmp_path / "gone.toml")) == f"{tmp_path / 'gone.toml'}: No such file or directory"
     assert refusal(environ={"SIDEGATE_CONFIG": str(tmp_path)}) == f"{tmp_path}: Is a directory"
+    assert refusal(file="a\0b").startswith("a\0b: not TOML: ")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    """A pipe that nobody writes to would keep a SIGHUP waiting for ever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert refusal(file=str(pipe)) == f"{pipe}: is a pipe, which cannot be read again"
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root reads every file")
+def test_a_file_that_may_not_be_read_is_named(write: Path) -> None:
+    """One line tells the file and why."""
+    write.write_text("grace = 1\n")
+    write.chmod(0)
+    assert refusal(file=str(write)) == f"{write}: Permission denied"
+
+
+def test_a_strange_key_stays_one_line(write: Path) -> None:
+    """A key may hold anything in TOML; the line that refuses it is one line."""
+    write.write_text('"a\\nb" = 1\n')
+    assert refusal(file=str(write)) == f"a\\nb in {write}: no such setting"
+
+
+# --- Looking at a file alone
+
+
+def test_check_tells_what_sighup_changes(write: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the manual's order, only what the file names; this process's own variables do not count."""
+    monkeypatch.setenv("SIDEGATE_GRACE", "nonsense")
+    write.write_text("log_level = 'debug'\nmax_buckets = 5\nfallback = 'deny'\nsocket_mode = 0o600\n")
+    assert check(str(write)) == (["fallback", "log_level"], ["socket_mode", "max_buckets"])
+    write.write_text("")
+    assert check(str(write)) == ([], [])
+    write.write_text("grace = -1\n")
+    with pytest.raises(ConfigError, match="grace in "):
+        check(str(write))
+
+
+# --- The manual
 
 
 def test_every_setting_says_what_it_does() -> None:
-    """Each has a unit and an effect, told in the manual."""
+    """Each has a unit, an effect, a reason, and a default that is told without a look at this machine."""
     for setting in SETTINGS:
         assert setting.metadata["effect"], setting.name
+        assert len(setting.metadata["reason"]) > 20, setting.name
+        assert bool(setting.metadata["rule"]) or not callable(setting.default_factory), setting.name
         assert "unit" in setting.metadata
