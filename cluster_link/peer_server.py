@@ -55,7 +55,8 @@ class PeerServer:
         try:
             port: int = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise CannotListen("listen", address, str(error)) from None
+            # Behind the semicolon gRPC advises on its own logging.
+            raise CannotListen("listen", address, str(error).partition(";")[0]) from None
         await self._server.start()
         return port
 

@@ -22,7 +22,7 @@ from cluster_link.errors import CannotListen
 from cluster_link.membership import parse_peers
 from sidecar.calendar import Calendar
 from sidecar.clock import Clock, ManualClock, SystemClock
-from sidecar.config import OFF, Config, ConfigError, time_zone
+from sidecar.config import OFF, UNIX, Config, ConfigError, time_zone
 from sidecar.logs import Log, Repeats, make_logger
 from sidecar.reload import Reload
 from sidecar.server import BACKLOG, Server
@@ -34,6 +34,7 @@ from sidecar.wire import VERSION
 if TYPE_CHECKING:
     from sidecar.cluster import Cluster
     from sidecar.gateway.grpc_v1 import GrpcDoor
+    from sidecar.gateway.http import HttpDoor
     from sidecar.gateway.v1 import V1, Standing
 
 _SWEEP_SLICE = 500
@@ -58,6 +59,8 @@ class Daemon:
         self._config = config
         self._cluster: Cluster | None = None
         self._grpc: GrpcDoor | None = None
+        self._http: HttpDoor | None = None
+        self._http_file: SocketFile | None = None
         self._unready = "starting"
         self._stop_tracing: Callable[[float], Awaitable[None]] | None = None
         self._log = log
@@ -94,6 +97,7 @@ class Daemon:
             self._catch_signals(stop, socket_file.remove)
             asyncio.get_running_loop().set_exception_handler(self._report_loop_error)
             v1 = self._make_v1()
+            await self._open_http(v1)
             cluster = await self._join(v1)
             await self._server.start(socket_file.socket)
             keep_collector_off_the_table()
@@ -120,10 +124,14 @@ class Daemon:
                 task.cancel()
             # Removed before draining: from now on a client finds no daemon, rather than one that hangs up.
             socket_file.remove()
+            if self._http_file is not None:
+                self._http_file.remove()
             end = asyncio.get_running_loop().time() + config.grace / 1000
             await self._server.drain(config.grace / 1000)
             if v1 is not None:
                 await v1.finish(max(0.0, end - asyncio.get_running_loop().time()))
+            if self._http is not None:
+                await self._http.stop()
             if cluster is not None:
                 await cluster.stop(min(1.0, config.grace / 1000))
             if self._stop_tracing is not None:
@@ -131,16 +139,38 @@ class Daemon:
             self._repeats.flush(everything=True)
             log.info("daemon_stopped", **self._table.counters._asdict())
         finally:
-            socket_file.remove()
-            socket_file.release()
+            for file in (socket_file, self._http_file):
+                if file is not None:
+                    file.remove()
+                    file.release()
 
     def _make_v1(self) -> V1 | None:
         """The V1 API, if a door to it is open."""
-        if self._config.listen == OFF:
+        if self._config.listen == OFF and self._config.http == OFF:
             return None
         from sidecar.gateway.v1 import V1
 
         return V1(self._service, self._clock.now, self._config.node, self._standing)
+
+    async def _open_http(self, v1: V1 | None) -> None:
+        """Serve HTTP, unless that door is off; raises CannotListen."""
+        config = self._config
+        if v1 is None or config.http == OFF:
+            return
+        from sidecar.gateway.http import HttpDoor, address_of, make_app
+
+        app = make_app(v1, self._repeats, max_body=config.max_frame, patience=config.stall_timeout / 1000)
+        # Calls that wait for owners have had the grace by then; the rest is a matter of writing what is there.
+        self._http = HttpDoor(app, self._repeats, min(1.0, config.grace / 1000))
+        try:
+            if config.http.startswith(UNIX):
+                path = config.http.removeprefix(UNIX)
+                self._http_file = SocketFile(path, config.socket_mode, config.socket_group, BACKLOG)
+                await self._http.start(self._http_file.socket)
+            else:
+                await self._http.start(address_of(config.http))
+        except (OSError, SocketUnavailable) as error:
+            raise CannotListen("http", config.http, str(error)) from None
 
     def _standing(self) -> Standing:
         from sidecar.gateway.v1 import Standing

@@ -13,9 +13,10 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from sidecar.gateway.mapping import TooManyRequests
 from sidecar.gateway.proto import gubernator_pb2 as pb
 from sidecar.gateway.proto import gubernator_pb2_grpc
-from sidecar.gateway.v1 import V1, TooManyRequests
+from sidecar.gateway.v1 import V1
 
 SERVICE = pb.DESCRIPTOR.services_by_name["V1"].full_name
 _SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -10,12 +10,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from sidecar.gateway.proto.gubernator_pb2 import RateLimitReq, RateLimitResp, Status
+from sidecar.messages import MAX_REQUESTS
 from sidecar.messages import Status as OurStatus
 
 _ERROR = int(OurStatus.ERROR)
 _NO_NAME = "field 'namespace' cannot be empty"
 _NO_KEY = "field 'unique_key' cannot be empty"
 _NO_DECISION = "what its owner sent is no decision"
+
+
+class TooManyRequests(ValueError):
+    """More requests in one call than it may hold; the call fails as a whole."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"field 'requests' holds {count} requests, more than {MAX_REQUESTS}")
+
+
+def check_count(count: int) -> None:
+    """Raise TooManyRequests if one call may not hold so many."""
+    if count > MAX_REQUESTS:
+        raise TooManyRequests(count)
 
 
 def refusal(asked: RateLimitReq) -> str:

@@ -10,17 +10,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from sidecar.gateway.mapping import error_of, refusal, request_of, response_of
+from sidecar.gateway.mapping import check_count, error_of, refusal, request_of, response_of
 from sidecar.gateway.proto.gubernator_pb2 import GetRateLimitsReq, GetRateLimitsResp, HealthCheckResp, PeerHealthResp
-from sidecar.messages import MAX_REQUESTS
 from sidecar.service import Service
-
-
-class TooManyRequests(ValueError):
-    """More requests in one call than it may hold; the call fails as a whole."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(f"field 'requests' holds {count} requests, more than {MAX_REQUESTS}")
 
 
 class Standing(NamedTuple):
@@ -59,9 +51,7 @@ class V1:
 
         Raises TooManyRequests.
         """
-        count = len(asked.requests)
-        if count > MAX_REQUESTS:
-            raise TooManyRequests(count)
+        check_count(len(asked.requests))
         node = self._node
         refusals = [refusal(one) for one in asked.requests]
         requests = [request_of(one) for one, why in zip(asked.requests, refusals, strict=True) if not why]

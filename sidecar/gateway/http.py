@@ -1,0 +1,177 @@
+"""The HTTP door: V1 as JSON, health for whoever supervises the daemon, and metrics where they are handed in.
+
+Decides routes, status codes and the form of an error.  Knows no gRPC and opens no path on disk: the listener is handed
+in, or an address.  docs/http.md is its manual.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from sidecar.gateway.json_v1 import BadBody, add_request, plain, requests_in
+from sidecar.gateway.mapping import TooManyRequests
+from sidecar.gateway.proto.gubernator_pb2 import GetRateLimitsReq, LiveCheckResp
+from sidecar.gateway.v1 import V1
+
+_BACKLOG = 1024
+_SLICE = 100
+"""Requests read or answers written in one go, 2 ms: JSON of a full call would else hold up the socket for 30."""
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# The codes of google.rpc, which gRPC's own JSON gateways answer with.
+_INVALID, _NOT_FOUND, _EXHAUSTED, _UNIMPLEMENTED, _INTERNAL, _UNAVAILABLE = 3, 5, 8, 12, 13, 14
+_DEADLINE, _OUT_OF_RANGE = 4, 11
+_CODES = {404: _NOT_FOUND, 405: _UNIMPLEMENTED, 408: _DEADLINE, 413: _EXHAUSTED, 503: _UNAVAILABLE}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(
+    v1: V1,
+    report: Callable[..., None],
+    metrics: Callable[[], bytes] | None = None,
+    *,
+    max_body: int,
+    patience: float,
+) -> web.Application:
+    """The routes of docs/http.md.
+
+    report: told of faults of ours.  metrics: the text of /metrics; no such route without.
+    max_body: bytes.  patience: seconds that a client may take to send its body.
+    """
+
+    async def get_rate_limits(request: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(patience):
+                body = await request.read()
+        except TimeoutError:
+            return _error(408, f"field 'body' was not there within {patience:g} s")
+        asked = GetRateLimitsReq()
+        for place, one in enumerate(requests_in(body)):
+            if place and place % _SLICE == 0:
+                await asyncio.sleep(0)
+            add_request(asked, place, one)
+        traceparent = request.headers.get("traceparent") if v1.traces else None
+        answered = await v1.get_rate_limits(asked, None, traceparent)
+        responses = []
+        for place, response in enumerate(answered.responses):
+            if place and place % _SLICE == 0:
+                await asyncio.sleep(0)
+            responses.append(plain(response))
+        return _json(200, {"responses": responses})
+
+    async def health_check(_: web.Request) -> web.Response:
+        return _json(200, plain(v1.health_check()))
+
+    async def live_check(_: web.Request) -> web.Response:
+        return _json(200, plain(LiveCheckResp()))
+
+    async def livez(_: web.Request) -> web.Response:
+        return _json(200, {"status": "ok"})
+
+    async def readyz(_: web.Request) -> web.Response:
+        unready = v1.standing().unready
+        return _error(503, unready) if unready else _json(200, {"status": "ok"})
+
+    @web.middleware
+    async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except TooManyRequests as error:
+            return _error(400, str(error), _OUT_OF_RANGE)
+        except BadBody as error:
+            return _error(400, str(error))
+        except web.HTTPRequestEntityTooLarge:
+            return _error(413, f"field 'body' has more than {max_body} bytes")
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            answer = _error(405, f"{request.method} is no method of {request.path}; it has {allowed}")
+            answer.headers["Allow"] = allowed
+            return answer
+        except web.HTTPNotFound:
+            return _error(404, f"no such path: {request.path}")
+        except web.HTTPException as error:
+            return _error(error.status, error.reason or "")
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception as error:
+            report("internal_error", error=repr(error), exc_info=True)
+            return _error(500, "internal error; the daemon's log tells more", _INTERNAL)
+
+    app = web.Application(client_max_size=max_body, middlewares=[errors])
+    app.router.add_post("/v1/GetRateLimits", get_rate_limits)
+    app.router.add_get("/v1/HealthCheck", health_check)
+    app.router.add_get("/v1/LiveCheck", live_check)
+    app.router.add_get("/livez", livez)
+    app.router.add_get("/readyz", readyz)
+    if metrics is not None:
+        exposition = metrics
+
+        async def tell_metrics(_: web.Request) -> web.Response:
+            return web.Response(body=exposition(), headers={"Content-Type": _METRICS_TYPE})
+
+        app.router.add_get("/metrics", tell_metrics)
+    return app
+
+
+class HttpDoor:
+    """An app where it can be called."""
+
+    def __init__(self, app: web.Application, report: Callable[..., None], grace: float) -> None:
+        # What aiohttp itself has to say, of clients that speak no HTTP, goes the way of all our trouble.
+        logger = logging.Logger("http")
+        logger.addHandler(_Told(report))
+        self._runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=grace)
+        self._listener: asyncio.AbstractServer | None = None
+
+    async def start(self, where: socket.socket | tuple[str, int]) -> None:
+        """Serve on a listening Unix socket, or at (host, port); raises OSError."""
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        loop = asyncio.get_running_loop()
+        if isinstance(where, socket.socket):
+            self._listener = await loop.create_unix_server(server, sock=where, backlog=_BACKLOG)
+        else:
+            host, port = where
+            self._listener = await loop.create_server(server, host, port, backlog=_BACKLOG)
+
+    async def stop(self) -> None:
+        """Take no more; what is under way is given the grace to finish."""
+        if self._listener is not None:
+            self._listener.close()
+        await self._runner.cleanup()
+
+
+class _Told(logging.Handler):
+    """Log records of a library as events of ours."""
+
+    def __init__(self, report: Callable[..., None]) -> None:
+        super().__init__(logging.WARNING)
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self._report("loop_error", error=record.getMessage(), exc_info=error)
+
+
+def _json(status: int, content: object) -> web.Response:
+    return web.Response(
+        status=status, text=json.dumps(content, separators=(",", ":")) + "\n", content_type="application/json"
+    )
+
+
+def _error(status: int, why: str, code: int = 0) -> web.Response:
+    """An error as gRPC's JSON gateways write one: a code of google.rpc and a text."""
+    return _json(status, {"code": code or _CODES.get(status, _INVALID), "message": why, "details": []})
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """(host, port) of "host:port", an IPv6 host in brackets."""
+    host, _, port = text.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
