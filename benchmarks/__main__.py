@@ -9,6 +9,7 @@ import tempfile
 from itertools import chain
 from pathlib import Path
 
+from benchmarks.hot_keys import hot_keys
 from benchmarks.linked import link
 from benchmarks.one_host import figures
 
@@ -22,7 +23,7 @@ def main() -> None:
     print(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores\n")
     print("| figure | measured | target | met | in numbers |\n|---|---|---|---|---|")
     linked = link(Path(tempfile.mkdtemp(prefix="sgb-")), options.rounds, options.seconds)
-    for figure in chain(figures(options.rounds, options.seconds), linked):
+    for figure in chain(figures(options.rounds, options.seconds), [hot_keys(options.rounds)], linked):
         bound = f"{'>=' if figure.at_least else '<='} {figure.target:g} {figure.unit}"
         met = "yes" if figure.met else "**missed**"
         print(f"| {figure.name} | {figure.value:.3g} {figure.unit} | {bound} | {met} | {figure.detail} |", flush=True)

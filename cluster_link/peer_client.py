@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +22,8 @@ from cluster_link.membership import Peer
 METHOD = "/sidegate.Peer/Carry"
 MAX_MESSAGE = 64 << 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_TIMED = 500
+"""Batches whose round trips are remembered: the last ones."""
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
@@ -128,6 +131,7 @@ class PeerClient:
         self._first_queued = 0.0
         self.batches = 0
         self.requests = 0
+        self._round_trips: deque[float] = deque(maxlen=_TIMED)
 
     @property
     def state(self) -> str:
@@ -138,6 +142,12 @@ class PeerClient:
     def queued(self) -> int:
         """Requests that have not left."""
         return len(self._batcher)
+
+    def round_trip(self, percent: int) -> int | None:
+        """What so many percent (1 to 100) of the last batches' round trips did not exceed, in microseconds; None before
+        the first."""
+        trips = sorted(self._round_trips)
+        return round(trips[-(-len(trips) * percent // 100) - 1] * 1_000_000) if trips else None
 
     def ask(self, op: int, payload: Any, waiter: Waiter, alone: bool = False) -> None:
         """Send `payload` in a batch of `op`; the waiter is settled exactly once, at once if the peer is away."""
@@ -273,6 +283,7 @@ class PeerClient:
             sent = self._sent.pop(batch_id, None)
             if sent is None:
                 raise _Broken(f"it answered batch {batch_id}, which is not under way")
+            self._round_trips.append(time.monotonic() - sent.at)
             self._batcher.returned()
             if self._batcher.ready:
                 self._wake.set()

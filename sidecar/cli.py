@@ -114,6 +114,18 @@ def _parser() -> argparse.ArgumentParser:
     _add_connection(peers)
     peers.set_defaults(run=_peers)
 
+    top = commands.add_parser(
+        "top",
+        help="watch the daemon at work",
+        description="A live view of one daemon: rates, hottest names and keys, peers. q or Ctrl-C ends it.",
+    )
+    top.add_argument("--once", action="store_true", help="print one view, of one interval, and end")
+    top.add_argument(
+        "--interval", type=float, default=1.0, metavar="S", help="seconds between two looks, 0.1 to 3600 (default 1)"
+    )
+    _add_connection(top)
+    top.set_defaults(run=_top)
+
     cluster = commands.add_parser(
         "cluster",
         help="run several linked daemons, for trying and for tests",
@@ -318,6 +330,33 @@ def _peers(options: argparse.Namespace) -> int:
         for peer in facts["peers"]:
             print(f"{peer['name']:<28}{peer['address']:<28}{peer['state']}")
     return 0
+
+
+def _top(options: argparse.Namespace) -> int:
+    if not 0.1 <= options.interval <= 3600:
+        print("sidegate: --interval must be from 0.1 to 3600", file=sys.stderr)
+        return _ERROR
+    if options.json and not options.once:
+        print("sidegate: --json goes with --once", file=sys.stderr)
+        return _ERROR
+    with _client(options) as client:
+        if options.once and options.json:
+            from sidecar.rates import look_twice
+
+            print(json.dumps(look_twice(client, options.interval), indent=2))
+            return 0
+        try:
+            from sidecar.top import can_draw, print_once, watch
+        except ModuleNotFoundError as error:
+            print(f"sidegate: top needs {error.name}: pip install 'sidegate[daemon]'", file=sys.stderr)
+            return _ERROR
+        if options.once:
+            print_once(client, options.interval)
+            return 0
+        if not can_draw():
+            print("sidegate: top draws on a terminal; elsewhere use --once", file=sys.stderr)
+            return _ERROR
+        return watch(client, options.interval)
 
 
 def _cluster(options: argparse.Namespace) -> int:

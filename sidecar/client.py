@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = 0.1
 DEFAULT_MAX_CONNECTIONS = 16
 
-_CHECK, _RESET, _PING, _INFO, _CLOCK, _PEERS = 1, 2, 3, 4, 5, 6
+_CHECK, _RESET, _PING, _INFO, _CLOCK, _PEERS, _TOP = 1, 2, 3, 4, 5, 6, 9
 _STATUS = {0: Status.UNDER_LIMIT, 1: Status.OVER_LIMIT, 2: Status.ERROR}
 _PLAIN, _WHOLE = 5, 8
 _ABSENT = (None, False, "")
@@ -145,6 +145,15 @@ class Client:
     def peers(self) -> dict[str, Any]:
         """The daemons of the cluster as this one knows them: me, peers (name, address, state, ...), counters."""
         return dict(self._ask(_PEERS, None)[0])
+
+    def top(self, count: int = 20) -> dict[str, Any]:
+        """What `info` and `peers` tell, at one moment, and the `count` (1 to 100) hottest names and keys with what is
+        left of each; docs/protocol.md, "Top".  Changes nothing."""
+        why = int_fault("count", count, 1, 100)
+        if why:
+            raise InvalidRequest(why)
+        facts, node = self._ask(_TOP, count)
+        return {"node": node, **facts}
 
     def advance_clock(self, ms: int) -> int:
         """Move a manual clock forward by `ms` >= 0; the new epoch ms.  Raises RequestRefused on a real clock."""

@@ -235,6 +235,8 @@ class Cluster:
                     "queued": links[peer.name].queued if peer.name in links else 0,
                     "batches": links[peer.name].batches if peer.name in links else 0,
                     "requests": links[peer.name].requests if peer.name in links else 0,
+                    "p50_us": links[peer.name].round_trip(50) if peer.name in links else None,
+                    "p99_us": links[peer.name].round_trip(99) if peer.name in links else None,
                 }
                 for peer in sorted(self._members)
             ],

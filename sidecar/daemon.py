@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import random
 import resource
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from functools import cache
@@ -23,6 +25,7 @@ from cluster_link.membership import parse_peers
 from sidecar.calendar import Calendar
 from sidecar.clock import Clock, ManualClock, SystemClock
 from sidecar.config import OFF, UNIX, Config, ConfigError, time_zone
+from sidecar.hot import HotKeys
 from sidecar.logs import Log, Repeats, make_logger
 from sidecar.reload import Reload
 from sidecar.server import BACKLOG, Server
@@ -76,6 +79,10 @@ class Daemon:
         )
         self._table = Table(config.max_buckets, config.max_clock_skew, Calendar(time_zone(config.time_zone)))
         self._service = Service(self._table, self._clock, config.node, self._facts)
+        self._hot: HotKeys | None = None
+        if config.hot_keys:
+            self._hot = HotKeys(config.hot_keys, time.monotonic(), random.random)
+            self._service.count_hot(self._hot, time.monotonic)
         self._server = Server(
             self._service.answer,
             self._service.answer_again,
@@ -233,6 +240,7 @@ class Daemon:
             "protocol": VERSION,
             "uptime_ms": int((time.monotonic() - self._started) * 1000),
             "pid": os.getpid(),
+            "memory": memory(),
             "max_buckets": self._config.max_buckets,
             "connections": {
                 "open": len(server.connections),
@@ -268,6 +276,8 @@ class Daemon:
             if ahead > _CLOCK_AHEAD_WORTH_TELLING:
                 self._repeats("clock_set_back", ahead_ms=ahead)
             self._server.drop_stalled(loop.time())
+            if self._hot is not None:
+                self._hot.renew(time.monotonic())
             counters = self._table.counters
             evicted = counters.evicted + counters.evicted_exhausted
             if evicted > evicted_before:
@@ -334,6 +344,16 @@ def release() -> str:
         return version("sidegate")
     except PackageNotFoundError:
         return "unknown"
+
+
+def memory() -> int:
+    """Bytes of memory that this process holds (its resident set); where the system does not tell, the most it ever
+    held."""
+    try:
+        with open("/proc/self/statm", "rb") as told:
+            return int(told.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def keep_collector_off_the_table() -> None:

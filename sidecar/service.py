@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sidecar.clock import Clock, SystemClock
 from sidecar.errors import InvalidRequest
 from sidecar.forward import Asker
+from sidecar.hot import NEVER, HotKeys
 from sidecar.messages import MAX_REQUESTS, Status, error_answer, int_fault, text_fault
 from sidecar.router import Course, Router, is_global
 from sidecar.sync import settle_all
@@ -29,6 +30,8 @@ _ERROR = int(Status.ERROR)
 _MAX_KNOWN = 16_384
 """Frames remembered, of about 300 bytes each; past it the memory starts anew."""
 _FIELDS = 9
+_TOLD, _MOST_TOLD = 20, 100
+"""Hottest names and keys told, by default and at most: the longest there are then fill a third of a frame."""
 
 CLOCK_SET = 0
 CLOCK_ADVANCE = 1
@@ -70,6 +73,10 @@ class Service:
         self.tracing: Tracing | None = None
         self._judge = table.judge
         self._known: dict[bytes, Known | Course] = {}
+        self._hot: HotKeys | None = None
+        self._look_at = NEVER
+        self._look: Callable[[tuple[str, str], int], int]
+        self._seconds: Callable[[], float]
         self.decisions = 0
         self.over_limit = 0
         self.errors = 0
@@ -93,10 +100,19 @@ class Service:
         if verdict is None:
             del self._known[rest]
             return None
-        self.decisions += 1
+        number = self.decisions = self.decisions + 1
+        if number >= self._look_at:
+            self._look_at = self._look(entry.key, number)
         if verdict[0]:
             self.over_limit += 1
         return self._decided(request_id, verdict)
+
+    def count_hot(self, hot: HotKeys, now: Callable[[], float]) -> None:
+        """Count which keys are asked for most, of those decided here.  now: seconds, of the clock that `hot` has."""
+        self._hot = hot
+        self._look = hot.look
+        self._seconds = now
+        self._look_at = hot.next_look(self.decisions)
 
     def route_by(self, router: Router | None) -> None:
         """Route by a new ring from now on; None while this node is alone."""
@@ -188,7 +204,15 @@ class Service:
             except InvalidRequest as error:
                 self.errors += 1
                 answers.append(error_answer(str(error)))
-        self.decisions += len(answers)
+        before = self.decisions
+        self.decisions = before + len(answers)
+        while self._look_at <= self.decisions:
+            assert self._hot is not None
+            index = self._look_at - before - 1
+            if answers[index][0] == _ERROR:
+                self._look_at = self._hot.next_look(self._look_at)
+            else:
+                self._look_at = self._hot.look((requests[index][0], requests[index][1]), self._look_at)
         return answers
 
     def _learn(self, body: bytes, request: Any, answers: list[Any] | None, budget: int | None) -> None:
@@ -221,6 +245,8 @@ class Service:
             return self._move_clock(request_id, payload)
         if op == Op.PEERS:
             return self.pack(request_id, _ANSWERED, self.peers())
+        if op == Op.TOP:
+            return self._top(request_id, payload, now)
         raise BadFrame(f"unknown op {op}", request_id)
 
     def _reset(self, request_id: int, payload: Any, asker: Asker, budget: int | None) -> bytes | None:
@@ -255,6 +281,34 @@ class Service:
             "counters": counters,
             **({} if self.tracing is None else {"tracing": dict(self.tracing.counts())}),
             **self._facts(),
+        }
+
+    def _top(self, request_id: int, payload: Any, now: int) -> bytes:
+        """What INFO and PEERS tell, and the hottest keys with what is left of them; nothing is changed by it."""
+        most = _TOLD if payload is None else payload
+        why = int_fault("count", most, 1, _MOST_TOLD)
+        if why:
+            return self.pack(request_id, Outcome.REFUSED, why)
+        return self.pack(
+            request_id, _ANSWERED, {**self._info(now), "cluster": self.peers(), "hot": self._hottest(most, now)}
+        )
+
+    def _hottest(self, most: int, now: int) -> dict[str, object] | None:
+        if self._hot is None:
+            return None
+        found = self._hot.hottest(self._seconds(), most)
+        keys = []
+        for (name, unique_key), at_least, at_most in found.keys:
+            # As a peek would find it; nil if the bucket is gone.
+            verdict = self.table.peek(now, name, unique_key)
+            keys.append((name, unique_key, at_least, at_most, None if verdict is None else verdict[:4]))
+        names = [(hot.key, hot.at_least, hot.at_most) for hot in found.names]
+        return {
+            "window_ms": round(found.seconds * 1000),
+            "every": self._hot.every,
+            "requests": found.requests,
+            "names": names,
+            "keys": keys,
         }
 
     def _move_clock(self, request_id: int, payload: Any) -> bytes:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sidecar.bucket import LeakyBucket, State, Terms, TokenBucket, check_instant, opened
+from sidecar.bucket import LeakyBucket, State, Terms, TokenBucket, check_instant, make, opened
 from sidecar.calendar import Calendar
 from sidecar.errors import InvalidRequest
 from sidecar.messages import INT64_MAX, INT64_MIN, Algorithm, Verdict, text_fault, validate
@@ -201,6 +201,17 @@ class Table:
         """A bucket in plain values, as its last request left it; None if there is none."""
         entry = self._shards[hash((name, unique_key)) & self._mask].get((name, unique_key))
         return None if entry is None else entry.export()
+
+    def peek(self, now: int, name: str, unique_key: str) -> Verdict | None:
+        """What a request of 0 hits under the bucket's own terms would be answered at `now`; None if there is no bucket.
+
+        Judged on a copy: nothing is changed, not even which bucket was used last.
+        """
+        state = self.state(name, unique_key)
+        if state is None:
+            return None
+        bucket = make(state, self._calendar)
+        return bucket.hit(0, bucket.terms, now)
 
     def adopt(self, now: int, name: str, unique_key: str, state: object) -> None:
         """Hold a bucket of this exported state, in place of the one that is there; room is made as for any new one.

@@ -60,6 +60,7 @@ class Op(IntEnum):
     PEERS = 6
     REPORT = 7
     ASK = 8
+    TOP = 9
 
 
 class Outcome(IntEnum):

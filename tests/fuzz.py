@@ -55,6 +55,7 @@ VALID: tuple[list[Any], ...] = (
     [1, 5, 2, ["fuzz", "key"], None],
     [1, 6, 3, None, None],
     [1, 7, 4, None],
+    [1, 7, 9, 20],
     [1, 8, 5, [1, 10], None],
     [1, 9, 1, [_LIMIT], 100, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"],
     [1, 2**63 - 1, 1, [["n" * 1024, "\u00e9" * 512, -(2**63), 2**63 - 1, 2**63 - 1, 1, 63, 2**63 - 1, -(2**63)]], 1],
@@ -167,7 +168,7 @@ def _random_value(chance: random.Random) -> bytes:
     """Any msgpack value as a body, often in the form of a frame."""
     if chance.random() < 0.3:
         return frame(_pack(_value(chance, 5)))
-    op = chance.randrange(7)
+    op = chance.randrange(11)
     return frame(
         _pack([1, chance.randrange(1, 9), op, _value(chance, 4), *([_value(chance, 1)] * chance.randrange(2))])
     )
