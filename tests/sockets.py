@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 
 import msgpack
 
+_INFO = 4
+"""The operation with the longest answer."""
 PATIENCE = 30.0
 """Seconds after which a test gives up; nothing is expected to take so long."""
 
@@ -91,6 +93,17 @@ class Raw:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def leave_unread(raw: Raw) -> None:
+    """Ask until the daemon takes no more, since none of its answers are read."""
+    raw.socket.settimeout(0.5)
+    frames = b"".join(packed(1, number, _INFO, None) for number in range(1, 1_000))
+    try:
+        while True:
+            raw.send(frames)
+    except TimeoutError:
+        return
 
 
 Serve: TypeAlias = "Callable[[FakeServer, socket.socket], None]"

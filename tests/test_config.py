@@ -138,6 +138,12 @@ def test_variables_that_are_none_of_ours(variable: str) -> None:
         ("clock", "manual:253000000000000", "manual:253000000000000"),
         ("stall_timeout", "100", 100),
         ("grace", "0", 0),
+        ("listen", "0.0.0.0:65535", "0.0.0.0:65535"),
+        ("listen", "[::1]:1051", "[::1]:1051"),
+        ("listen", "off", "off"),
+        ("listen", "unix:/srv/v1.sock", "unix:/srv/v1.sock"),
+        ("http", "unix:///srv/http.sock", "unix:/srv/http.sock"),
+        ("http", "off", "off"),
         ("log_level", "debug", "debug"),
         ("log_format", "console", "console"),
     ],
@@ -149,6 +155,13 @@ def test_values_are_read_alike_from_everywhere(name: str, text: str, value: obje
         assert getattr(config, name) == value
     (setting,) = (setting for setting in SETTINGS if setting.name == name)
     assert getattr(load({name: shown(setting, value)}, {})[0], name) == value
+
+
+def test_peers_need_the_port_that_they_call() -> None:
+    """`listen` off is for a daemon that is alone."""
+    load({"listen": "off"}, {})
+    with pytest.raises(ConfigError, match="listen"):
+        load({"listen": "off"}, {"SIDEGATE_PEERS": "127.0.0.1:1051"})
 
 
 def test_a_file_may_hold_integers(write: Path) -> None:
@@ -191,6 +204,13 @@ BAD = [
     ("clock", "system:5", "must be system or manual"),
     ("stall_timeout", "99", "must be an integer from 100 to 3600000"),
     ("grace", "600001", "must be an integer from 0 to 600000"),
+    ("listen", "1051", "must be host:port, unix:/path or off"),
+    ("listen", "host:0", "must be host:port, unix:/path or off"),
+    ("listen", "unix:v1.sock", "must be host:port, unix:/path or off"),
+    ("listen", "OFF", "must be host:port, unix:/path or off"),
+    ("http", "host:65536", "must be host:port, unix:/path or off"),
+    ("http", "unix:", "must be host:port, unix:/path or off"),
+    ("http", "unix:/a\0b", "must be host:port, unix:/path or off"),
     ("log_level", "INFO", "must be one of debug, info, warning, error"),
     ("log_format", "xml", "must be one of auto, json, console"),
 ]

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from sidecar import Limit
-from sidecar.wire import Op
 from tests.clusters import Cluster, free_port
 from tests.daemons import EPOCH, DaemonProcess, running_daemon, wait_until
-from tests.sockets import PATIENCE, Raw, packed
+from tests.sockets import PATIENCE, Raw, leave_unread
 
 MAX_BODY = 65_536
 
@@ -281,17 +280,6 @@ def test_a_body_that_does_not_come_is_not_waited_for(start_daemon: Callable[...,
 # --- The door itself
 
 
-def leave_unread(raw: Raw) -> None:
-    """Ask until the daemon takes no more, since none of its answers are read."""
-    raw.socket.settimeout(0.5)
-    frames = b"".join(packed(1, number, int(Op.INFO), None) for number in range(1, 1_000))
-    try:
-        while True:
-            raw.send(frames)
-    except TimeoutError:
-        return
-
-
 def test_the_door_may_be_a_unix_socket(start_daemon: Callable[..., DaemonProcess], short_path: Path) -> None:
     """With the mode of the daemon's own socket; the file goes with the daemon."""
     path = short_path / "http.sock"
@@ -328,6 +316,30 @@ def test_a_draining_daemon_is_unready_and_lives(start_daemon: Callable[..., Daem
         assert (found["status"], found["message"]) == ("unhealthy", "draining")
         assert ask(where, {"requests": [hit("k")]}).content["responses"][0]["remaining"] == "4"
     assert daemon.process.wait(30) == 0
+
+
+def test_a_caller_that_hangs_up_is_given_up(start_cluster: Callable[..., Cluster]) -> None:
+    """Its request no longer waits for an owner that stands still, so that the daemon stops at once."""
+    where = f"127.0.0.1:{free_port()}"
+    cluster = start_cluster(2, "--peer-timeout", "60000", "--grace", "60000")
+    first, second = cluster.nodes
+    first.stop()
+    first.options = (*first.options, "--http", where)
+    first.start()
+    cluster.connect(Limit("n", 5, per="1d"))
+    (key,) = cluster.keys(second, 1, "n")
+    forwarded = first.peers()["forwarded"]
+    second.pause()
+    try:
+        connection = connect(where)
+        connection.request("POST", "/v1/GetRateLimits", json.dumps({"requests": [hit(key)]}))
+        wait_until(lambda: first.peers()["forwarded"] > forwarded, "the request is on its way")
+        connection.close()
+        assert call(where, "GET", "/livez").status == 200
+        assert first.stop(timeout=PATIENCE) == 0
+    finally:
+        second.resume()
+    assert not first.events("internal_error") + first.events("loop_error")
 
 
 def test_a_peer_that_is_away_makes_no_other_unready(start_cluster: Callable[..., Cluster]) -> None:

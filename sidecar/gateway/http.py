@@ -126,7 +126,10 @@ class HttpDoor:
         # What aiohttp itself has to say, of clients that speak no HTTP, goes the way of all our trouble.
         logger = logging.Logger("http")
         logger.addHandler(_Told(report))
-        self._runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=grace)
+        # A caller that hangs up is waited for no longer.
+        self._runner = web.AppRunner(
+            app, access_log=None, logger=logger, shutdown_timeout=grace, handler_cancellation=True
+        )
         self._listener: asyncio.AbstractServer | None = None
 
     async def start(self, where: socket.socket | tuple[str, int]) -> None:
