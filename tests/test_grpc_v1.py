@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,40 @@ def test_a_call_that_is_cancelled_is_given_up(start_cluster: Callable[..., Clust
     finally:
         second.resume()
     assert not first.events("internal_error") + first.events("loop_error")
+
+
+def test_calls_under_way_are_answered_by_a_daemon_that_stops(start_cluster: Callable[..., Cluster]) -> None:
+    """Of gRPC and of HTTP, while they wait for an owner that stands still: longer than a second, which is what peers
+    are given, and within grace."""
+    http = f"127.0.0.1:{free_port()}"
+    cluster = start_cluster(2, "--peer-timeout", "3000", "--grace", "60000")
+    first, second = cluster.nodes
+    first.stop()
+    first.options = (*first.options, "--http", http)
+    first.start()
+    cluster.connect(Limit("n", WIDE, per="1d"))
+    (other,) = cluster.keys(second, 1, "n")
+    forwarded = first.peers()["forwarded"]
+    second.pause()
+    try:
+        with Stranger(f"127.0.0.1:{first.port}") as stranger, ThreadPoolExecutor() as pool:
+            calls = [pool.submit(stranger.ask, hit(other)), pool.submit(post, http, {"requests": [hit(other)]})]
+            wait_until(lambda: first.peers()["forwarded"] == forwarded + 2, "both calls wait")
+            first.process.terminate()
+            (told,) = calls[0].result(PATIENCE)
+            (posted,) = calls[1].result(PATIENCE)["responses"]
+    finally:
+        second.resume()
+    assert told.error
+    assert posted["error"]
+    assert first.process.wait(PATIENCE) == 0
+
+
+def post(where: str, body: object) -> Any:
+    """The JSON answer of POST /v1/GetRateLimits."""
+    asked = urllib.request.Request(f"http://{where}/v1/GetRateLimits", json.dumps(body).encode())
+    with urllib.request.urlopen(asked, timeout=PATIENCE) as answered:
+        return json.load(answered)
 
 
 # --- Health and where the door is
