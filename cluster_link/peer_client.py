@@ -17,11 +17,14 @@ import grpc
 import grpc.aio
 
 from cluster_link.batch import Batcher
+from cluster_link.histogram import Histogram
 from cluster_link.membership import Peer
 
 METHOD = "/sidegate.Peer/Carry"
 MAX_MESSAGE = 64 << 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 _TIMED = 500
 """Batches whose round trips are remembered: the last ones."""
 _CHANNEL_OPTIONS = [
@@ -104,6 +107,7 @@ class PeerClient:
 
     codecs: one for each version that this node speaks, newest first; the first that the peer takes is used.
     report: told of changes: (event, **fields).
+    seconds, sizes: round trips of answered batches, and the requests in them.
     trace: makes spans of batches; None while tracing is off.
     """
 
@@ -132,6 +136,8 @@ class PeerClient:
         self.batches = 0
         self.requests = 0
         self._round_trips: deque[float] = deque(maxlen=_TIMED)
+        self.seconds = Histogram(_SECONDS)
+        self.sizes = Histogram(_SIZES)
 
     @property
     def state(self) -> str:
@@ -283,7 +289,10 @@ class PeerClient:
             sent = self._sent.pop(batch_id, None)
             if sent is None:
                 raise _Broken(f"it answered batch {batch_id}, which is not under way")
-            self._round_trips.append(time.monotonic() - sent.at)
+            took = time.monotonic() - sent.at
+            self._round_trips.append(took)
+            self.seconds.see(took)
+            self.sizes.see(len(sent.items))
             self._batcher.returned()
             if self._batcher.ready:
                 self._wake.set()

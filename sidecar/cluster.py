@@ -22,14 +22,14 @@ if int(version("grpcio").split(".")[1]) <= 85:  # a release that knows them no m
 
 from cluster_link.errors import CannotListen
 from cluster_link.membership import Peer, change, parse_peers
-from cluster_link.peer_client import Codec, Settings
+from cluster_link.peer_client import Codec, PeerClient, Settings
 from cluster_link.peer_pool import PeerPool
 from cluster_link.peer_server import PeerServer
 from cluster_link.ring import Ring
 from sidecar.calendar import Calendar
 from sidecar.config import UNIX, Config, time_zone
 from sidecar.forward import FALLBACKS, Deadlines
-from sidecar.replica import Replicas
+from sidecar.replica import Counters, Replicas
 from sidecar.router import Router
 from sidecar.service import Service
 from sidecar.socketfile import SocketFile, SocketUnavailable
@@ -201,6 +201,7 @@ class Cluster:
             self._decide_alone,
             self._fallback,
             self._settings.timeout,
+            self._service.tally,
         )
 
     def _decide_alone(self, request: Sequence[Any]) -> Any:
@@ -210,6 +211,21 @@ class Cluster:
     def peers(self) -> list[Peer]:
         """All daemons of the cluster, this one too; none if it is alone."""
         return sorted(self._members)
+
+    @property
+    def links(self) -> list[PeerClient]:
+        """The link to each peer that has been asked."""
+        return self._pool.clients()
+
+    @property
+    def replicas(self) -> Counters:
+        """What has become of GLOBAL's replicas and of what they admitted."""
+        return self._replicas.counters
+
+    @property
+    def reports(self) -> int:
+        """Messages to owners about what replicas admitted."""
+        return self._sync.reports
 
     @property
     def away(self) -> list[str]:

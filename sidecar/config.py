@@ -25,6 +25,7 @@ from sidecar.calendar import LAST_INSTANT
 from sidecar.forward import FALLBACKS
 from sidecar.logs import LEVELS
 from sidecar.table import DEFAULT_MAX_BUCKETS, DEFAULT_MAX_CLOCK_SKEW
+from sidecar.tally import DEFAULT_NAMES
 from sidecar.wire import DEFAULT_MAX_FRAME
 
 PREFIX = "SIDEGATE_"
@@ -298,6 +299,13 @@ class Config:
         _integer(0, 10_000),
         reason="every key asked for more often than 1 in `hot_keys` is found; counting costs 3 to 4 % of the deciding "
         "of one-hit frames, and more keys a few hundred bytes each",
+    )
+    metric_names: int = _setting(
+        DEFAULT_NAMES,
+        "names",
+        "how many limits' names have metrics of their own, the first that come; the rest are counted as `_other`",
+        _integer(0, 10_000),
+        reason="each name is three series of every daemon; names that callers make up must not fill the monitoring",
     )
     global_sync_interval: int = _setting(
         100,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from cluster_link.errors import CannotListen
+from cluster_link.histogram import Histogram
 from cluster_link.membership import parse_peers
 from sidecar.calendar import Calendar
 from sidecar.clock import Clock, ManualClock, SystemClock
@@ -32,6 +33,7 @@ from sidecar.server import BACKLOG, Server
 from sidecar.service import Service
 from sidecar.socketfile import SocketFile, SocketUnavailable
 from sidecar.table import Table
+from sidecar.tally import Tally
 from sidecar.wire import VERSION
 
 if TYPE_CHECKING:
@@ -39,12 +41,14 @@ if TYPE_CHECKING:
     from sidecar.gateway.grpc_v1 import GrpcDoor
     from sidecar.gateway.http import HttpDoor
     from sidecar.gateway.v1 import V1, Standing
+    from sidecar.metrics import Metrics
 
 _SWEEP_SLICE = 500
 """Buckets looked at in one go: 1 to 3 ms if all of them have ended and lie all over memory."""
 _SWEEP_PASS = 60.0
 """Seconds in which the whole table is looked at once, while the pauses below allow."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.1
+_LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _SPARE_DESCRIPTORS = 64
 _YOUNG_OBJECTS, _YOUNG_COLLECTIONS = 5_000, 3
 """When the cycle collector looks at young objects: Python's own 700 find most forwarded requests still under way, and
@@ -78,7 +82,8 @@ class Daemon:
             SystemClock() if config.clock == "system" else ManualClock(int(config.clock.partition(":")[2]))
         )
         self._table = Table(config.max_buckets, config.max_clock_skew, Calendar(time_zone(config.time_zone)))
-        self._service = Service(self._table, self._clock, config.node, self._facts)
+        self._service = Service(self._table, self._clock, config.node, self._facts, Tally(config.metric_names))
+        self._lag = Histogram(_LAGS)
         self._hot: HotKeys | None = None
         if config.hot_keys:
             self._hot = HotKeys(config.hot_keys, time.monotonic(), random.random)
@@ -166,7 +171,13 @@ class Daemon:
             return
         from sidecar.gateway.http import HttpDoor, address_of, make_app
 
-        app = make_app(v1, self._repeats, max_body=config.max_frame, patience=config.stall_timeout / 1000)
+        app = make_app(
+            v1,
+            self._repeats,
+            self._metrics().exposition,
+            max_body=config.max_frame,
+            patience=config.stall_timeout / 1000,
+        )
         # Calls that wait for owners have had the grace by then; the rest is a matter of writing what is there.
         self._http = HttpDoor(app, self._repeats, min(1.0, config.grace / 1000))
         try:
@@ -178,6 +189,24 @@ class Daemon:
                 await self._http.start(address_of(config.http))
         except (OSError, SocketUnavailable) as error:
             raise CannotListen("http", config.http, str(error)) from None
+
+    def _metrics(self) -> Metrics:
+        from sidecar.metrics import Metrics, Sources
+
+        return Metrics(
+            Sources(
+                tally=self._service.tally,
+                table=lambda: self._table.counters,
+                max_buckets=self._config.max_buckets,
+                server=self._server,
+                links=lambda: self._cluster.links if self._cluster is not None else (),
+                replicas=lambda: self._cluster.replicas if self._cluster is not None else None,
+                reports=lambda: self._cluster.reports if self._cluster is not None else 0,
+                lag=self._lag,
+                held_back=lambda: self._repeats.held_back,
+                build={"version": release(), "protocol": str(VERSION), "node": self._config.node},
+            )
+        )
 
     def _standing(self) -> Standing:
         from sidecar.gateway.v1 import Standing
@@ -257,6 +286,7 @@ class Daemon:
 
     async def _sweep(self) -> None:
         """Forget ended buckets, a slice at a time: often while that finds many, else one pass a minute."""
+        loop = asyncio.get_running_loop()
         while True:
             held = len(self._table)
             pause = _LONGEST_PAUSE
@@ -264,7 +294,9 @@ class Daemon:
             if held and not self._clock.manual:
                 forgotten = self._table.sweep(self._clock.now(), _SWEEP_SLICE)
                 pause = 0 if forgotten > _SWEEP_SLICE // 4 else _SWEEP_PASS * _SWEEP_SLICE / held
-            await asyncio.sleep(min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+            due = loop.time() + min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+            await asyncio.sleep(due - loop.time())
+            self._lag.see(max(0.0, loop.time() - due))
 
     async def _keep_house(self) -> None:
         """Once a second: the clock, clients that stall, and what has changed that operators should know."""

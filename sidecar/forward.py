@@ -55,16 +55,24 @@ class Frame:
 class Slot:
     """One forwarded request: its place in a frame, and what to answer if the owner does not.
 
-    fall_back: (request, why) -> that answer.
+    fall_back: (request, why) -> that answer.  counts: owners' answers so far, a count for each Status.
     """
 
-    __slots__ = ("_fall_back", "_frame", "_index", "_request", "settled")
+    __slots__ = ("_counts", "_fall_back", "_frame", "_index", "_request", "settled")
 
-    def __init__(self, frame: Frame, index: int, request: Any, fall_back: Callable[[Any, str], Any]) -> None:
+    def __init__(
+        self,
+        frame: Frame,
+        index: int,
+        request: Any,
+        fall_back: Callable[[Any, str], Any],
+        counts: list[int] | None = None,
+    ) -> None:
         self._frame = frame
         self._index = index
         self._request = request
         self._fall_back = fall_back
+        self._counts = counts
         self.settled = False
 
     @property
@@ -84,6 +92,8 @@ class Slot:
                 self.failed("what its owner sent is no decision", True)
                 return
             self.settled = True
+            if self._counts is not None:
+                self._counts[answer[0]] += 1
             self._settle((*answer, node) if len(answer) == 5 else answer)
 
     def failed(self, why: str, sent: bool) -> None:
@@ -112,12 +122,14 @@ class LoneSlot(Slot):
         pack: Callable[[int, int, Any], bytes],
         request: Any,
         fall_back: Callable[[Any, str], Any],
+        counts: list[int] | None = None,
     ) -> None:
         self._asker = asker
         self._request_id = request_id
         self._pack = pack
         self._request = request
         self._fall_back = fall_back
+        self._counts = counts
         self.settled = False
 
     @property

@@ -13,8 +13,9 @@ from cluster_link.membership import Peer
 from cluster_link.ring import Ring
 from sidecar.errors import InvalidRequest
 from sidecar.forward import Asker, Deadlines, Frame, LoneSlot, ResetSlot, Slot, made_up
-from sidecar.messages import MAX_FALLBACK, MAX_KEY_BYTES, Behavior, Fallback, error_answer, validate
+from sidecar.messages import MAX_FALLBACK, MAX_KEY_BYTES, Behavior, Fallback, Status, error_answer, validate
 from sidecar.sync import GlobalSync
+from sidecar.tally import Tally
 from sidecar.wire import Op, filled
 
 _CHECK, _RESET = int(Op.CHECK), int(Op.RESET)
@@ -22,6 +23,7 @@ _GLOBAL = int(Behavior.GLOBAL)
 _OF_BUDGET = 0.8
 """The part of a caller's budget that an owner may take."""
 _ALONE = int(Behavior.NO_BATCHING)
+_ERROR = int(Status.ERROR)
 
 
 class Link(Protocol):
@@ -46,7 +48,7 @@ class Router:
     me: this node on the ring.  link: the way to a peer.  replicas: GLOBAL's.  deadlines: fail what has waited too long.
     decide: requests -> their answers, decided here now.  decide_alone: the same for a fallback's own buckets.
     fallback: what becomes of a request whose owner does not answer; may be set anew at any time.
-    timeout: seconds to wait for owners at most.
+    timeout: seconds to wait for owners at most.  tally: where answers are counted.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Router:
         decide_alone: Callable[[Sequence[Any]], Any],
         fallback: Fallback,
         timeout: float,
+        tally: Tally | None = None,
     ) -> None:
         self._me = me.name
         self.ring = ring
@@ -70,6 +73,7 @@ class Router:
         self._decide_alone = decide_alone
         self.fallback = fallback
         self._timeout = timeout
+        self._tally = tally or Tally()
         self.forwarded = 0
         self.fallbacks = 0
 
@@ -105,7 +109,7 @@ class Router:
         if not others:
             return answers
         frame = Frame(asker, answers, len(others), finish)
-        slots = [Slot(frame, index, request, self._fall_back) for index, _, request in others]
+        slots = [Slot(frame, index, request, self._fall_back, self._tally.forwarded) for index, _, request in others]
         self._watch(slots, budget)
         for slot, (_, peer, request) in zip(slots, others, strict=True):
             self._ask(peer, request, slot)
@@ -118,7 +122,7 @@ class Router:
     def forward(self, course: Course, asker: Asker, request_id: int, pack: Callable[[int, int, Any], bytes]) -> None:
         """Forward one request, alone in its frame; the asker is sent what `pack` makes of the answer."""
         link, request, payload, alone, seconds = course
-        slot = LoneSlot(asker, request_id, pack, request, self._fall_back)
+        slot = LoneSlot(asker, request_id, pack, request, self._fall_back, self._tally.forwarded)
         self._deadlines.add(seconds, (slot,))
         self.forwarded += 1
         link.ask(_CHECK, payload, slot, alone)
@@ -155,10 +159,12 @@ class Router:
         try:
             verdict = self._replicas.decide(now, filled(request)[0])
         except InvalidRequest as error:
+            self._tally.other.replica[_ERROR] += 1
             answers[index] = error_answer(str(error))
             return True
         if verdict is None:
             return False
+        self._tally.row(request[0]).replica[verdict[0]] += 1
         answers[index] = (*verdict, peer.name)
         return True
 
@@ -189,9 +195,12 @@ class Router:
         request, policy = filled(request)
         try:
             validate(request)  # what its owner would have refused is no one's to admit
-            return made_up(policy or self.fallback, request, why, self._decide_share)
+            answer = made_up(policy or self.fallback, request, why, self._decide_share)
+            self._tally.row(request[0]).fallback[answer[0]] += 1
         except InvalidRequest as error:
-            return error_answer(str(error))
+            self._tally.other.fallback[_ERROR] += 1
+            answer = error_answer(str(error))
+        return answer
 
     def _decide_share(self, request: Sequence[Any]) -> Any:
         """Decide with an equal share of the limit, in buckets that are kept apart from owned ones."""

@@ -17,7 +17,8 @@ from sidecar.hot import NEVER, HotKeys
 from sidecar.messages import MAX_REQUESTS, Status, error_answer, int_fault, text_fault
 from sidecar.router import Course, Router, is_global
 from sidecar.sync import settle_all
-from sidecar.table import Known, Table
+from sidecar.table import Table
+from sidecar.tally import Tally
 from sidecar.wire import BadFrame, Op, Outcome, Packer, filled, frame, open_request, split_id
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ _MAX_KNOWN = 16_384
 _FIELDS = 9
 _TOLD, _MOST_TOLD = 20, 100
 """Hottest names and keys told, by default and at most: the longest there are then fill a third of a frame."""
+
+_Known = tuple[Any, int, Any, list[int]]
+"""What `Table.find` found, and the counts of the limit's name."""
 
 CLOCK_SET = 0
 CLOCK_ADVANCE = 1
@@ -57,10 +61,17 @@ class Service:
     """The operations of one node.
 
     node: this node's name, told with every answer as the owner of what it decides.
-    facts: a callback for what INFO reports beyond the table's own counters.
+    facts: a callback for what INFO reports beyond the table's own counters.  tally: where answers are counted.
     """
 
-    def __init__(self, table: Table, clock: Clock, node: str, facts: Callable[[], Mapping[str, object]]) -> None:
+    def __init__(
+        self,
+        table: Table,
+        clock: Clock,
+        node: str,
+        facts: Callable[[], Mapping[str, object]],
+        tally: Tally | None = None,
+    ) -> None:
         self.table = table
         self._decide = table.decide
         self._clock = clock
@@ -72,14 +83,13 @@ class Service:
         self.peers: Callable[[], object] = dict
         self.tracing: Tracing | None = None
         self._judge = table.judge
-        self._known: dict[bytes, Known | Course] = {}
+        self._known: dict[bytes, _Known | Course] = {}
         self._hot: HotKeys | None = None
         self._look_at = NEVER
         self._look: Callable[[tuple[str, str], int], int]
         self._seconds: Callable[[], float]
         self.decisions = 0
-        self.over_limit = 0
-        self.errors = 0
+        self.tally = tally or Tally()
 
     def answer_again(self, data: bytes, now: int, asker: Asker) -> bytes | None:
         """The answer to a frame that is, but for its id, one that was answered before; None if it is not.
@@ -95,7 +105,7 @@ class Service:
             assert self._router is not None
             self._router.forward(known, asker, request_id, self.pack)
             return b""
-        entry, hits, terms = known
+        entry, hits, terms, counts = known
         verdict = self._judge(entry, hits, terms, now)
         if verdict is None:
             del self._known[rest]
@@ -103,8 +113,7 @@ class Service:
         number = self.decisions = self.decisions + 1
         if number >= self._look_at:
             self._look_at = self._look(entry.key, number)
-        if verdict[0]:
-            self.over_limit += 1
+        counts[verdict[0]] += 1
         return self._decided(request_id, verdict)
 
     def count_hot(self, hot: HotKeys, now: Callable[[], float]) -> None:
@@ -193,16 +202,16 @@ class Service:
     def _decide_all(self, requests: Sequence[Any], now: int) -> list[tuple[Any, ...]]:
         """Decide every request here, in order."""
         answers: list[tuple[Any, ...]] = []
+        row = self.tally.row
         for request in requests:
             try:
                 if type(request) is not tuple or len(request) != _FIELDS:
                     request, _ = filled(request)
                 verdict = self._decide(now, request)
-                if verdict[0]:
-                    self.over_limit += 1
+                row(request[0]).owned[verdict[0]] += 1
                 answers.append(verdict)
             except InvalidRequest as error:
-                self.errors += 1
+                self.tally.other.owned[_ERROR] += 1
                 answers.append(error_answer(str(error)))
         before = self.decisions
         self.decisions = before + len(answers)
@@ -217,12 +226,13 @@ class Service:
 
     def _learn(self, body: bytes, request: Any, answers: list[Any] | None, budget: int | None) -> None:
         """Remember who decides a frame's one request, so that `answer_again` knows."""
-        known: Known | Course | None = None
+        known: _Known | Course | None = None
         peer = self._router.route(request) if self._router is not None else None
         if peer is None:
             if answers is None or answers[0][0] == _ERROR:
                 return
-            known = self.table.find(filled(request)[0])
+            found = self.table.find(filled(request)[0])
+            known = None if found is None else (*found, self.tally.row(request[0]).owned)
         elif not is_global(request):
             assert self._router is not None
             known = self._router.course(peer, request, budget)
@@ -269,10 +279,11 @@ class Service:
         return text_fault("name", name) or text_fault("unique_key", unique_key) or self.table.forget(name, unique_key)
 
     def _info(self, now: int) -> dict[str, object]:
+        under, over, errors = self.tally.total("owned")
         counters = {
-            "under_limit": self.decisions - self.over_limit - self.errors,
-            "over_limit": self.over_limit,
-            "errors": self.errors,
+            "under_limit": under,
+            "over_limit": over,
+            "errors": errors,
             **self.table.counters._asdict(),
         }
         return {
