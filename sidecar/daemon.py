@@ -23,11 +23,13 @@ import uvloop
 from cluster_link.errors import CannotListen
 from cluster_link.histogram import Histogram
 from cluster_link.membership import parse_peers
+from sidecar.activation import passed_socket
 from sidecar.calendar import Calendar
 from sidecar.clock import Clock, ManualClock, SystemClock
 from sidecar.config import OFF, UNIX, Config, ConfigError, time_zone
 from sidecar.hot import HotKeys
 from sidecar.logs import Log, Repeats, make_logger
+from sidecar.notify import Manager
 from sidecar.reload import Reload
 from sidecar.server import BACKLOG, Server
 from sidecar.service import Service
@@ -49,6 +51,7 @@ _SWEEP_PASS = 60.0
 """Seconds in which the whole table is looked at once, while the pauses below allow."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.1
 _LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+_SERVING = "answering requests"
 _SPARE_DESCRIPTORS = 64
 _YOUNG_OBJECTS, _YOUNG_COLLECTIONS = 5_000, 3
 """When the cycle collector looks at young objects: Python's own 700 find most forwarded requests still under way, and
@@ -71,7 +74,8 @@ class Daemon:
         self._unready = "starting"
         self._stop_tracing: Callable[[float], Awaitable[None]] | None = None
         self._log = log
-        self.reload = Reload(config, reload or (lambda: config), log)
+        self._manager = Manager(os.environ, log.warning)
+        self.reload = Reload(config, reload or (lambda: config), log, self._tell_reading)
         # The first, so that what is told of the other changes is told at the new level.
         self.reload.add(("log_level",), self._prepare_log_level)
         self.reload.add(("fallback",), self._prepare_fallback)
@@ -103,7 +107,9 @@ class Daemon:
         """Serve until SIGTERM or SIGINT, then drain; raises SocketUnavailable."""
         config, log = self._config, self._log
         self._raise_descriptor_limit()
-        socket_file = SocketFile(config.socket, config.socket_mode, config.socket_group, BACKLOG)
+        socket_file = passed_socket(os.environ, os.getpid()) or SocketFile(
+            config.socket, config.socket_mode, config.socket_group, BACKLOG
+        )
         try:
             stop = asyncio.Event()
             self._catch_signals(stop, socket_file.remove)
@@ -116,7 +122,7 @@ class Daemon:
             await self._tell_standing("")
             log.info(
                 "daemon_ready",
-                socket=config.socket,
+                socket=socket_file.path,
                 listen=config.listen,
                 http=config.http,
                 node=config.node,
@@ -126,10 +132,14 @@ class Daemon:
                 clock=config.clock,
                 time_zone=config.time_zone,
             )
+            self._manager.ready(_SERVING)
             self.reload.start()
-            housekeeping = [asyncio.create_task(self._sweep()), asyncio.create_task(self._keep_house())]
+            housekeeping = [
+                asyncio.create_task(work) for work in (self._sweep(), self._keep_house(), self._tell_alive())
+            ]
             await stop.wait()
             self.reload.stop()
+            self._manager.stopping()
             await self._tell_standing("draining")
             log.info("daemon_draining", connections=len(self._server.connections), grace_ms=config.grace)
             for task in housekeeping:
@@ -251,6 +261,18 @@ class Daemon:
                 raise
             raise ConfigError("tracing: on needs opentelemetry-api: pip install 'sidegate[otel]'") from None
         self._service.tracing, self._stop_tracing = start(self._config.node, release(), self._repeats, self._log)
+
+    def _tell_reading(self, begins: bool) -> None:
+        if begins:
+            self._manager.reloading()
+        else:
+            self._manager.ready(_SERVING)
+
+    async def _tell_alive(self) -> None:
+        """Have the manager's watchdog hear from the loop itself, so that a daemon that hangs is started anew."""
+        while self._manager.watchdog:
+            self._manager.alive()
+            await asyncio.sleep(self._manager.watchdog)
 
     async def _prepare_fallback(self, config: Config) -> Callable[[], None] | None:
         return lambda: self._cluster.fall_back_by(config.fallback) if self._cluster is not None else None

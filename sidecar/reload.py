@@ -27,8 +27,11 @@ class Reload:
     reading is under way asks for one more after it, so that the last one written counts and no two mix.
     """
 
-    def __init__(self, config: Config, read: Callable[[], Config], log: Any) -> None:
+    def __init__(
+        self, config: Config, read: Callable[[], Config], log: Any, tell: Callable[[bool], None] = lambda _: None
+    ) -> None:
         self.config = config
+        self._tell = tell
         self._read = read
         self._log = log
         self._rows: list[tuple[tuple[str, ...], Prepare]] = []
@@ -65,11 +68,14 @@ class Reload:
     def _begin(self) -> None:
         if self._asked and self._open and self._task is None:
             self._asked = False
+            self._tell(True)
             self._task = asyncio.get_running_loop().create_task(self._take())
             self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = None
+        if self._open:
+            self._tell(False)
         if not task.cancelled() and (fault := task.exception()) is not None:
             self._log.error("reload_failed", reason=f"a fault of ours: {fault!r}", exc_info=fault)
         self._begin()

@@ -251,6 +251,6 @@ def test_bytes_that_are_no_text_go_and_come_back() -> None:
 
 def test_numbers_have_the_protocols_values() -> None:
     """The numbers on the wire stay what they are."""
-    asked = {"CHECK": 1, "RESET": 2, "PING": 3, "INFO": 4, "CLOCK": 5, "PEERS": 6, "REPORT": 7, "ASK": 8}
+    asked = {"CHECK": 1, "RESET": 2, "PING": 3, "INFO": 4, "CLOCK": 5, "PEERS": 6, "REPORT": 7, "ASK": 8, "TOP": 9}
     assert {op.name: int(op) for op in Op} == asked
     assert {outcome.name: int(outcome) for outcome in Outcome} == {"ANSWERED": 0, "REFUSED": 1, "FATAL": 2}

@@ -1,0 +1,347 @@
+"""Under a service manager: what it is told, and a socket that it passes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar import Client, Limit
+from sidecar.activation import passed_socket
+from sidecar.notify import Manager
+from sidecar.socketfile import SocketUnavailable
+from tests.daemons import DaemonProcess, clean_environment, wait_until
+
+ROOT = Path(__file__).parent.parent
+LIMIT = Limit("managed", 100, per="1h")
+
+
+class Listener:
+    """A manager's end of NOTIFY_SOCKET."""
+
+    def __init__(self, address: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(address)
+        self.socket.settimeout(20)
+
+    def next(self) -> dict[str, str]:
+        """The next message's assignments."""
+        return dict(line.split("=", 1) for line in self.socket.recv(4096).decode().split("\n"))
+
+    def next_but(self, name: str) -> dict[str, str]:
+        """The next message that does not assign `name`."""
+        while name in (message := self.next()):
+            pass
+        return message
+
+    def drain(self) -> int:
+        """How many messages wait."""
+        self.socket.setblocking(False)
+        count = 0
+        try:
+            while self.socket.recv(4096):
+                count += 1
+        except BlockingIOError:
+            self.socket.settimeout(20)
+        return count
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path, as sockets need."""
+    path = Path(tempfile.mkdtemp(prefix="sg-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(params=["path", "abstract"])
+def listener(request: pytest.FixtureRequest, folder: Path) -> Iterator[tuple[Listener, str]]:
+    """A listening manager, and its NOTIFY_SOCKET."""
+    name = str(folder / "notify")
+    there = Listener(name if request.param == "path" else "\0" + name)
+    yield there, name if request.param == "path" else "@" + name
+    there.socket.close()
+
+
+def test_a_daemon_tells_its_manager_what_it_does(
+    listener: tuple[Listener, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ready when it answers; reloading and ready again at SIGHUP, also where the new settings are bad; stopping."""
+    manager, address = listener
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    settings = folder / "settings.toml"
+    settings.write_text("")
+    daemon = DaemonProcess(folder, "--config", str(settings))
+    try:
+        assert manager.next()["READY"] == "1"
+        for content in ("log_level = 'debug'", "no_such = 1"):
+            settings.write_text(content)
+            before = time.monotonic_ns() // 1000
+            daemon.process.send_signal(signal.SIGHUP)
+            reloading = manager.next()
+            assert reloading["RELOADING"] == "1"
+            assert before <= int(reloading["MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
+            assert manager.next()["READY"] == "1"
+        assert daemon.stop() == 0
+        assert manager.next()["STOPPING"] == "1"
+        assert manager.drain() == 0
+    finally:
+        daemon.kill()
+
+
+def test_the_watchdog_hears_from_a_daemon_only_while_it_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice within the watchdog's time; nothing while the daemon is stopped; again when it goes on."""
+    manager = Listener(str(folder / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(folder / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "200000")
+    daemon = DaemonProcess(folder)
+    try:
+        assert manager.next_but("WATCHDOG")["READY"] == "1"
+        began = time.monotonic()
+        for _ in range(10):
+            assert manager.next() == {"WATCHDOG": "1"}
+        assert time.monotonic() - began > 0.8
+        daemon.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: "T" in Path(f"/proc/{daemon.process.pid}/stat").read_text().split(")")[1][:3], "it stops")
+        manager.drain()
+        time.sleep(0.6)
+        assert manager.drain() == 0
+        daemon.process.send_signal(signal.SIGCONT)
+        assert manager.next() == {"WATCHDOG": "1"}
+    finally:
+        daemon.kill()
+        manager.socket.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("/nowhere/at/all", "No such file or directory"),
+        ("relative", "NOTIFY_SOCKET is no path and no abstract name: 'relative'"),
+    ],
+)
+def test_a_manager_that_cannot_be_told_is_a_warning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, address: str, why: str
+) -> None:
+    """One line, and requests are answered."""
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    daemon = DaemonProcess(folder)
+    try:
+        with daemon.client() as client:
+            assert client.hit(LIMIT, "k").remaining == 99
+        assert daemon.stop() == 0
+        lines = [json.loads(line) for line in daemon.log.read_text().splitlines()]
+        assert [line["reason"] for line in lines if line["event"] == "notify_failed"] == [why]
+    finally:
+        daemon.kill()
+
+
+def test_no_child_speaks_for_the_daemon_and_anothers_watchdog_is_not_fed() -> None:
+    """The variables are gone once read; a WATCHDOG_PID of another process means that no one waits for this one."""
+    environ = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1", "HOME": "/"}
+    assert Manager(environ, print).watchdog == 0
+    assert environ == {"HOME": "/"}
+    environ = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid())}
+    assert Manager(environ, print).watchdog == 0.5
+    assert Manager({"WATCHDOG_USEC": "1000000"}, print).watchdog == 0
+
+
+# --- Socket activation
+
+PARENT = """
+import os, sys
+descriptor = int(sys.argv[1])
+if descriptor != 3:
+    os.dup2(descriptor, 3)
+os.set_inheritable(3, True)
+os.environ["LISTEN_PID"] = str(os.getpid()) if sys.argv[2] == "mine" else sys.argv[2]
+os.environ["LISTEN_FDS"] = sys.argv[3]
+os.execv(sys.executable, [sys.executable, "-m", "sidecar", "serve", *sys.argv[4:]])
+"""
+
+
+def start_with(descriptor: int, folder: Path, pid: str = "mine", count: str = "1") -> subprocess.Popen[str]:
+    """A daemon that is passed this descriptor, as systemd does."""
+    words = ["--socket", str(folder / "own.sock"), "--listen", "off", "--http", "off", "--grace", "500"]
+    return subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(descriptor), pid, count, *words],
+        pass_fds=[descriptor],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+    )
+
+
+@pytest.fixture
+def listening(folder: Path) -> Iterator[socket.socket]:
+    """A manager's listening Unix socket at folder/managed.sock."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(folder / "managed.sock"))
+        sock.listen(64)
+        yield sock
+
+
+def end(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """SIGTERM; the log."""
+    process.terminate()
+    _, log = process.communicate(timeout=20)
+    assert process.returncode == 0
+    return [json.loads(line) for line in log.splitlines()]
+
+
+def test_a_passed_socket_is_served_and_outlives_the_daemon(listening: socket.socket, folder: Path) -> None:
+    """A client that comes before there is a daemon is answered; the file outlives the daemon, and no other is made."""
+    path = str(folder / "managed.sock")
+    with Client(path, timeout=30) as early:
+        answers: list[int] = []
+        asking = threading.Thread(target=lambda: answers.append(early.hit(LIMIT, "k").remaining))
+        asking.start()
+        daemon = start_with(listening.fileno(), folder)
+        asking.join(30)
+        assert answers == [99]
+    log = end(daemon)
+    assert [line["socket"] for line in log if line["event"] == "daemon_ready"] == [path]
+    assert (folder / "managed.sock").exists()
+    assert not (folder / "own.sock").exists()
+
+
+def test_restarts_lose_no_connection_attempt(listening: socket.socket, folder: Path) -> None:
+    """While the daemon is restarted three times, clients that come anew for each hit all get their answers."""
+    path = str(folder / "managed.sock")
+    daemon = start_with(listening.fileno(), folder)
+    over = threading.Event()
+    allowed, failed = 0, []
+
+    def ask() -> None:
+        nonlocal allowed
+        while not over.is_set():
+            try:
+                with Client(path, timeout=30) as client:
+                    allowed += client.hit(Limit("again", 1_000_000, per="1h"), "k").allowed
+            except Exception as error:
+                failed.append(error)
+                return
+            time.sleep(0.002)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(3):
+            before = allowed
+            wait_until(lambda before=before: allowed > before + 10 or failed, "some hits")  # type: ignore[misc]
+            end(daemon)
+            daemon = start_with(listening.fileno(), folder)
+        before = allowed
+        wait_until(lambda: allowed > before + 10 or failed, "hits after the last restart")
+    finally:
+        over.set()
+        asking.join(40)
+        end(daemon)
+    assert failed == []
+
+
+def stream() -> socket.socket:
+    """A TCP socket that listens."""
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def datagram() -> socket.socket:
+    """A Unix datagram socket."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+
+def silent() -> socket.socket:
+    """A Unix stream socket that does not listen."""
+    return socket.socket(socket.AF_UNIX)
+
+
+@pytest.mark.parametrize(
+    ("make", "count", "why"),
+    [
+        (stream, "1", "AF_INET SOCK_STREAM; it must be a Unix stream socket"),
+        (datagram, "1", "AF_UNIX SOCK_DGRAM; it must be a Unix stream socket"),
+        (silent, "1", "does not listen"),
+        (silent, "2", "2 sockets were passed"),
+        (silent, "some", "LISTEN_FDS is no number: 'some'"),
+        (lambda: open(os.devnull), "1", "is no socket"),  # noqa: SIM115
+    ],
+)
+def test_what_cannot_be_served_on_ends_the_daemon(make: Callable[[], Any], count: str, why: str, folder: Path) -> None:
+    """Status 2 and one line that tells what was passed."""
+    with make() as passed:
+        daemon = start_with(passed.fileno(), folder, count=count)
+        _, log = daemon.communicate(timeout=20)
+    assert daemon.returncode == 2
+    (line,) = [json.loads(line) for line in log.splitlines()]
+    assert line["event"] == "socket_unavailable"
+    assert why in line["reason"]
+
+
+def test_a_socket_for_another_process_is_not_taken(listening: socket.socket, folder: Path) -> None:
+    """LISTEN_PID of another process: the daemon makes its own socket."""
+    daemon = start_with(listening.fileno(), folder, pid="1")
+    wait_until((folder / "own.sock").exists, "its own socket")
+    end(daemon)
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"LISTEN_PID": "7"}, {"LISTEN_PID": "7", "LISTEN_FDS": "0"}, {"LISTEN_PID": "8", "LISTEN_FDS": "1"}]
+)
+def test_nothing_passed_is_nothing(environ: dict[str, str]) -> None:
+    """No variables, none counted, or another's: None, or a fault where the count is missing."""
+    if environ == {"LISTEN_PID": "7"}:
+        with pytest.raises(SocketUnavailable, match="LISTEN_FDS is no number"):
+            passed_socket(environ, 7)
+    else:
+        assert passed_socket(environ, 7) is None
+    assert environ == {}
+
+
+# --- Units
+
+
+def test_the_units_are_ones_that_systemd_takes(folder: Path) -> None:
+    """`systemd-analyze verify` finds no fault, with the daemon where this test's own stands."""
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("NOT TESTED: systemd-analyze is not on this machine, so the units were not verified")
+    program = folder / "sidegate"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    for name in ("sidegate.service", "sidegate.socket"):
+        unit = (ROOT / "deploy" / "systemd" / name).read_text()
+        (folder / name).write_text(unit.replace("/opt/sidegate/bin/sidegate", str(program)))
+    found = subprocess.run(
+        [analyze, "verify", str(folder / "sidegate.service"), str(folder / "sidegate.socket")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (found.returncode, found.stdout + found.stderr) == (0, "")
+
+
+def test_the_unit_and_the_daemon_agree() -> None:
+    """The socket unit's path is where clients look first, and the environment file names settings that there are."""
+    from sidecar.address import SOCKET_NAME, SYSTEM_FOLDER
+    from sidecar.config import load
+
+    unit = (ROOT / "deploy" / "systemd" / "sidegate.socket").read_text()
+    assert f"ListenStream={SYSTEM_FOLDER}/{SOCKET_NAME}" in unit
+    lines = (ROOT / "deploy" / "systemd" / "sidegate.env").read_text().splitlines()
+    named = dict(line.lstrip("#").split("=", 1) for line in lines if "SIDEGATE_" in line)
+    named.pop("SIDEGATE_CONFIG")
+    config, _ = load({}, named)
+    assert config.listen == "10.0.0.1:1051"
