@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 
+class BadCertificates(Exception):
+    """A set of TLS files that cannot be used; the text is one line that names the setting and the file."""
+
+
 class CannotListen(Exception):
     """An address cannot be bound.  setting: the name of the setting that it came from."""
 

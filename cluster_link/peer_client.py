@@ -11,14 +11,18 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import grpc
 import grpc.aio
 
 from cluster_link.batch import Batcher
+from cluster_link.handshakes import explain
 from cluster_link.histogram import Histogram
 from cluster_link.membership import Peer
+
+if TYPE_CHECKING:
+    from cluster_link.tls import Tls
 
 METHOD = "/sidegate.Peer/Carry"
 MAX_MESSAGE = 64 << 20
@@ -109,6 +113,7 @@ class PeerClient:
     report: told of changes: (event, **fields).
     seconds, sizes: round trips of answered batches, and the requests in them.
     trace: makes spans of batches; None while tracing is off.
+    tls: None: the link is plain text.
     """
 
     def __init__(
@@ -118,6 +123,7 @@ class PeerClient:
         settings: Settings,
         report: Callable[..., None],
         trace: Trace | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self.peer = peer
         self._codecs = codecs
@@ -125,6 +131,8 @@ class PeerClient:
         self._settings = settings
         self._report = report
         self._trace = trace
+        self._tls = tls
+        self._renewing = False
         self._batcher: Batcher[_Item] = Batcher(settings.limit, max_queue=settings.max_queue)
         self._sent: dict[int, _Sent] = {}
         self._last_id = 0
@@ -143,6 +151,11 @@ class PeerClient:
     def state(self) -> str:
         """idle (never asked), connected, or away."""
         return "away" if self._failure else "connected" if self._task else "idle"
+
+    @property
+    def failure(self) -> str:
+        """Why the peer is away; "" while it is not."""
+        return self._failure
 
     @property
     def queued(self) -> int:
@@ -181,28 +194,51 @@ class PeerClient:
             self._task = None
         self._fail_all(f"{self.peer.name} is no peer any more")
 
+    def renew(self) -> None:
+        """Go on over a new channel, which uses the certificates now in force: what is under way is answered first,
+        what comes meanwhile waits."""
+        self._renewing = True
+        self._wake.set()
+
     async def _run(self) -> None:
+        while True:
+            self._renewing = False
+            async with self._channel() as channel:
+                await self._use(channel)
+
+    def _channel(self) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.peer.address, options=_CHANNEL_OPTIONS)
+        return self._tls.channel(self.peer.address, _CHANNEL_OPTIONS)
+
+    async def _use(self, channel: grpc.aio.Channel) -> None:
+        """Carry requests over this channel, stream after stream, until it is to be renewed."""
         pause = _FIRST_PAUSE
-        async with grpc.aio.insecure_channel(self.peer.address, options=_CHANNEL_OPTIONS) as channel:
-            while True:
-                call: Any = channel.stream_stream(METHOD)()
-                try:
-                    async with asyncio.timeout(self._settings.timeout):
-                        await self._greet(call)
-                    pause = _FIRST_PAUSE
-                    if self._failure:
-                        self._failure = ""
-                        self._report("peer_back", peer=self.peer.name, address=self.peer.address)
-                    await self._carry(call)
-                except Exception as error:  # whatever a peer sends or a stream does, it is tried again
-                    if self._older(error):
-                        continue
-                    self._away(_why(error))
-                finally:
-                    call.cancel()
-                # Each on its own moment, so that a peer that comes back is not met by all at once.
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-                pause = min(pause * 2, _LONGEST_PAUSE)
+        while not self._renewing:
+            call: Any = channel.stream_stream(METHOD)()
+            try:
+                async with asyncio.timeout(self._settings.timeout):
+                    await self._greet(call)
+                pause = _FIRST_PAUSE
+                if self._failure:
+                    self._failure = ""
+                    self._report("peer_back", peer=self.peer.name, address=self.peer.address)
+                await self._carry(call)
+                continue
+            except Exception as error:  # whatever a peer sends or a stream does, it is tried again
+                if self._older(error):
+                    continue
+                self._away(self._reason(error))
+            finally:
+                call.cancel()
+            # Each on its own moment, so that a peer that comes back is not met by all at once.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _reason(self, error: BaseException) -> str:
+        why = _why(error)
+        plain = "" if self._tls is None or self._greeted else explain(why)
+        return f"{plain} ({why})" if plain else why
 
     def _older(self, error: Exception) -> bool:
         """Whether a greeting that was refused is to be made again in an older version."""
@@ -227,7 +263,7 @@ class PeerClient:
         self._greeted = True
 
     async def _carry(self, call: Any) -> None:
-        """Send and receive until the stream breaks or the peer falls silent."""
+        """Send and receive until the link is to be renewed; raises if the stream breaks or the peer falls silent."""
         works = (self._write(call), self._read(call), self._watch())
         tasks = [asyncio.ensure_future(work) for work in works]
         try:
@@ -236,13 +272,22 @@ class PeerClient:
             for task in tasks:
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
+        if ends[0] is None:
+            return
         # A new exception, not the task's own: that one would know this frame, and the frame the call, and while a
         # call is known gRPC goes on dialling, also for a channel that was closed.
         raise _Broken(next((_why(end) for end in ends if isinstance(end, Exception)), "the stream ended"))
 
     async def _write(self, call: Any) -> None:
+        """Send what is asked; returns when the link is to be renewed and nothing is under way."""
         wait = self._settings.wait
         while True:
+            if self._renewing:
+                if not self._sent:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+                continue
             items = self._batcher.take() if not wait or self._gathered(wait) else []
             if not items:
                 self._wake.clear()
@@ -294,7 +339,7 @@ class PeerClient:
             self.seconds.see(took)
             self.sizes.see(len(sent.items))
             self._batcher.returned()
-            if self._batcher.ready:
+            if self._batcher.ready or self._renewing:
                 self._wake.set()
             answers = payload if sent.together else (payload,)
             if not why and (type(answers) is not tuple or len(answers) != len(sent.items)):

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from cluster_link.membership import Peer
 from cluster_link.peer_client import Codec, PeerClient, Settings, Trace
+
+if TYPE_CHECKING:
+    from cluster_link.tls import Tls
 
 _FINISH = 2.0
 """Seconds that requests under way to a peer that left may take."""
@@ -24,11 +28,13 @@ class PeerPool:
         settings: Settings,
         report: Callable[..., None],
         trace: Trace | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._codecs = codecs
         self._settings = settings
         self._report = report
         self._trace = trace
+        self._tls = tls
         self._clients: dict[str, PeerClient] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -36,7 +42,7 @@ class PeerPool:
         """The link to `peer`; opened by its first request."""
         client = self._clients.get(peer.name)
         if client is None:
-            client = PeerClient(peer, self._codecs, self._settings, self._report, self._trace)
+            client = PeerClient(peer, self._codecs, self._settings, self._report, self._trace, self._tls)
             self._clients[peer.name] = client
         return client
 
@@ -49,6 +55,11 @@ class PeerPool:
                 task = asyncio.get_running_loop().create_task(client.close(_FINISH))
                 self._leaving.add(task)
                 task.add_done_callback(self._leaving.discard)
+
+    def renew(self) -> None:
+        """Have every link go on over a new channel; see PeerClient.renew."""
+        for client in self._clients.values():
+            client.renew()
 
     def clients(self) -> list[PeerClient]:
         """Every open link."""

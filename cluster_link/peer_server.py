@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
 from cluster_link.errors import CannotListen
 from cluster_link.peer_client import MAX_MESSAGE
+
+if TYPE_CHECKING:
+    from cluster_link.tls import Tls
 
 _SERVICE, _METHOD_NAME = "sidegate.Peer", "Carry"
 _QUIET = 0.1
@@ -27,11 +30,16 @@ class PeerServer:
 
     answer: a batch -> its answer; ValueError for bytes that are none.
     services: each adds another service to the server, so that all share its port.
+    tls: None: the port takes plain text; else TLS alone.
     """
 
     def __init__(
-        self, answer: Callable[[bytes], bytes], services: Sequence[Callable[[grpc.aio.Server], None]] = ()
+        self,
+        answer: Callable[[bytes], bytes],
+        services: Sequence[Callable[[grpc.aio.Server], None]] = (),
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self._answer = answer
         self._streams: set[asyncio.Task[Any]] = set()
         self._last_batch = 0.0
@@ -53,7 +61,11 @@ class PeerServer:
     async def start(self, address: str) -> int:
         """Listen on `address` ("host:port", port 0 for a free one, or "unix:/path"); the port.  Raises CannotListen."""
         try:
-            port: int = self._server.add_insecure_port(address)
+            port: int
+            if self._tls is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, self._tls.server())
         except RuntimeError as error:
             # Behind the semicolon gRPC advises on its own logging.
             raise CannotListen("listen", address, str(error).partition(";")[0]) from None

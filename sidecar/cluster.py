@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # gRPC's own lines on standard error are no part of our log; what they tell comes as exceptions too.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -26,6 +26,7 @@ from cluster_link.peer_client import Codec, PeerClient, Settings
 from cluster_link.peer_pool import PeerPool
 from cluster_link.peer_server import PeerServer
 from cluster_link.ring import Ring
+from cluster_link.tls import Tls
 from sidecar.calendar import Calendar
 from sidecar.config import UNIX, Config, time_zone
 from sidecar.forward import FALLBACKS, Deadlines
@@ -37,6 +38,9 @@ from sidecar.sync import GlobalSync
 from sidecar.table import Table
 from sidecar.wire import VERSIONS, Op, Outcome, Packer, open_answer
 
+if TYPE_CHECKING:
+    from cluster_link.certificates import Certificates
+
 _FALLBACK_BUCKETS = 100_000
 _CHECK, _PING = int(Op.CHECK), int(Op.PING)
 
@@ -45,7 +49,7 @@ class Cluster:
     """The links of one daemon.
 
     report: told of trouble that may repeat; log: of changes.  services: what else is served where peers call, see
-    PeerServer.
+    PeerServer.  certificates: those of TLS; None: all is plain text.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Cluster:
         report: Any,
         log: Any,
         services: Sequence[Callable[[Any], None]] = (),
+        certificates: Certificates | None = None,
     ) -> None:
         self._config = config
         self._service = service
@@ -69,8 +74,9 @@ class Cluster:
         )
         trace = None if service.tracing is None else service.tracing.forwarded
         codecs = [_codec(Packer(config.node, version)) for version in VERSIONS]
-        self._pool = PeerPool(codecs, self._settings, report, trace)
-        self._server = PeerServer(lambda batch: service.answer_peer(batch, now()), services)
+        self._tls = None if certificates is None else Tls(certificates, config.tls_server_name)
+        self._pool = PeerPool(codecs, self._settings, report, trace, self._tls)
+        self._server = PeerServer(lambda batch: service.answer_peer(batch, now()), services, self._tls)
         self._socket_file: SocketFile | None = None
         # Shares of limits whose owner is away are counted apart, so that they never mix with owned buckets.
         calendar = Calendar(time_zone(config.time_zone))
@@ -150,6 +156,11 @@ class Cluster:
         self._fallback = FALLBACKS[policy]
         if self._router is not None:
             self._router.fallback = self._fallback
+
+    def secure_by(self, certificates: Certificates, server_name: str) -> None:
+        """Use these from now on: links go on over new connections, and lose no request for it."""
+        if self._tls is not None and self._tls.use(certificates, server_name):
+            self._pool.renew()
 
     async def stop(self, grace: float) -> None:
         """Finish what is under way within `grace` seconds, both ways."""
@@ -231,6 +242,11 @@ class Cluster:
     def away(self) -> list[str]:
         """Names of the peers that do not answer."""
         return sorted(client.peer.name for client in self._pool.clients() if client.state == "away")
+
+    @property
+    def why_away(self) -> list[str]:
+        """Why each of the peers that do not answer is away."""
+        return [client.failure for client in self._pool.clients() if client.failure]
 
     def _facts(self) -> dict[str, object]:
         if not self._members:

@@ -117,6 +117,12 @@ def _door(text: str) -> str:
         raise ValueError("must be host:port, unix:/path or off") from None
 
 
+def _server_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,253}", text, re.ASCII):
+        raise ValueError("must be a host name or an IP address")
+    return text
+
+
 def _peers(text: str) -> str:
     parse_peers(text)
     return text
@@ -274,6 +280,47 @@ class Config:
         _address,
         rule="as `listen`",
         reason="needed where the two differ: it listens on 0.0.0.0, or behind a translated address",
+    )
+    tls_ca: str = _setting(
+        "",
+        "path",
+        "PEM file of the CAs that may have signed the certificates of peers and of V1 clients; with `tls_cert` and "
+        "`tls_key` it switches TLS on (docs/tls.md), which SIGHUP does not",
+        _path,
+        reloadable=True,
+        reason="a cluster on a network that others share needs it: whoever reaches an open port may spend any limit",
+    )
+    tls_cert: str = _setting(
+        "",
+        "path",
+        "PEM file of this daemon's certificate, intermediate ones behind it, shown to peers and clients alike",
+        _path,
+        reloadable=True,
+        reason="files are looked at once a second and taken over when they change, so that a renewal needs no "
+        "restart and loses no request",
+    )
+    tls_key: str = _setting(
+        "",
+        "path",
+        "PEM file of that certificate's private key, not encrypted: RSA of 2048 bits or more, ECDSA P-256 or P-384",
+        _path,
+        reloadable=True,
+        reason="the daemon's user alone should be able to read it",
+    )
+    tls_server_name: str = _setting(
+        "",
+        "host name",
+        "the name that every peer's certificate must bear, in place of the host it is dialled by",
+        _server_name,
+        reloadable=True,
+        reason="lets one certificate serve peers whose addresses come and go, as those of pods do",
+    )
+    tls_min_version: str = _setting(
+        "1.3",
+        "",
+        "lowest version of TLS that is spoken, both ways: 1.2 or 1.3",
+        _one_of("1.2", "1.3"),
+        reason="peers are all ours and speak 1.3; 1.2 lets V1 and HTTP clients in that are older",
     )
     peer_timeout: int = _setting(
         500,
@@ -455,6 +502,12 @@ def load(
     config = Config(**values)
     if config.peers and config.listen == OFF:
         raise ConfigError("listen: a daemon with peers cannot have it off, since they call it there")
+    files = {"tls_ca": config.tls_ca, "tls_cert": config.tls_cert, "tls_key": config.tls_key}
+    missing = [name for name, path in files.items() if not path]
+    if missing and len(missing) < len(files):
+        raise ConfigError(f"{missing[0]}: is missing; TLS takes tls_ca, tls_cert and tls_key, all three or none")
+    if missing and config.tls_server_name:
+        raise ConfigError("tls_server_name: has no effect without tls_ca, tls_cert and tls_key")
     return config, sources
 
 

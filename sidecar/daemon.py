@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from cluster_link.errors import CannotListen
+from cluster_link.errors import BadCertificates, CannotListen
 from cluster_link.histogram import Histogram
 from cluster_link.membership import parse_peers
 from sidecar.activation import passed_socket
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from sidecar.gateway.http import HttpDoor
     from sidecar.gateway.v1 import V1, Standing
     from sidecar.metrics import Metrics
+    from sidecar.refusals import Refusals
+    from sidecar.secure import Secure
 
 _SWEEP_SLICE = 500
 """Buckets looked at in one go: 1 to 3 ms if all of them have ended and lie all over memory."""
@@ -62,15 +64,24 @@ _CLOCK_AHEAD_WORTH_TELLING = 1_000
 class Daemon:
     """One running daemon.  `config` says all; `reload` gives it anew on SIGHUP.
 
-    Whoever else can change a setting at run time (the files of TLS, say) adds a row to the daemon's own `reload`.
+    Whoever else can change a setting at run time adds a row to the daemon's own `reload`.
+    refusals: what becomes of handshakes that fail; None: nobody hears of them.
     """
 
-    def __init__(self, config: Config, log: Log, reload: Callable[[], Config] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        log: Log,
+        reload: Callable[[], Config] | None = None,
+        refusals: Refusals | None = None,
+    ) -> None:
         self._config = config
         self._cluster: Cluster | None = None
         self._grpc: GrpcDoor | None = None
         self._http: HttpDoor | None = None
         self._http_file: SocketFile | None = None
+        self._secure: Secure | None = None
+        self._refusals = refusals
         self._unready = "starting"
         self._stop_tracing: Callable[[float], Awaitable[None]] | None = None
         self._log = log
@@ -80,6 +91,7 @@ class Daemon:
         self.reload.add(("log_level",), self._prepare_log_level)
         self.reload.add(("fallback",), self._prepare_fallback)
         self.reload.add(("peers",), self._prepare_peers)
+        self.reload.add(("tls_ca", "tls_cert", "tls_key", "tls_server_name"), self._prepare_tls)
         self._started = time.monotonic()
         self._repeats = Repeats(log, time.monotonic)
         self._clock: Clock = (
@@ -104,7 +116,7 @@ class Daemon:
         )
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain; raises SocketUnavailable."""
+        """Serve until SIGTERM or SIGINT, then drain; raises SocketUnavailable, CannotListen, BadCertificates."""
         config, log = self._config, self._log
         self._raise_descriptor_limit()
         socket_file = passed_socket(os.environ, os.getpid()) or SocketFile(
@@ -114,6 +126,7 @@ class Daemon:
             stop = asyncio.Event()
             self._catch_signals(stop, socket_file.remove)
             asyncio.get_running_loop().set_exception_handler(self._report_loop_error)
+            self._switch_tls_on()
             v1 = self._make_v1()
             await self._open_http(v1)
             cluster = await self._join(v1)
@@ -156,6 +169,8 @@ class Daemon:
                 await self._http.stop()
             if cluster is not None:
                 await cluster.stop(min(1.0, config.grace / 1000))
+            if self._refusals is not None:
+                self._refusals.stop()
             if self._stop_tracing is not None:
                 await self._stop_tracing(min(1.0, config.grace / 1000))
             self._repeats.flush(everything=True)
@@ -165,6 +180,19 @@ class Daemon:
                 if file is not None:
                     file.remove()
                     file.release()
+
+    def _switch_tls_on(self) -> None:
+        """Have the doors speak TLS, if that is on; raises BadCertificates."""
+        config = self._config
+        if not config.tls_ca:
+            return
+        from sidecar.refusals import settle
+        from sidecar.secure import Secure
+
+        settle(os.environ, config.tls_min_version, self._refusals is not None)
+        self._secure = Secure(config, self._log)
+        if self._refusals is not None:
+            self._refusals.start()
 
     def _make_v1(self) -> V1 | None:
         """The V1 API, if a door to it is open."""
@@ -196,7 +224,7 @@ class Daemon:
                 self._http_file = SocketFile(path, config.socket_mode, config.socket_group, BACKLOG)
                 await self._http.start(self._http_file.socket)
             else:
-                await self._http.start(address_of(config.http))
+                await self._http.start(address_of(config.http), self._secure.http() if self._secure else None)
         except (OSError, SocketUnavailable) as error:
             raise CannotListen("http", config.http, str(error)) from None
 
@@ -244,7 +272,11 @@ class Daemon:
 
         self._start_tracing()
         self._grpc = GrpcDoor(v1)
-        cluster = Cluster(config, self._service, self._clock.now, self._repeats, self._log, [self._grpc.add_to])
+        certificates = None if self._secure is None else self._secure.certificates
+        services = [self._grpc.add_to]
+        cluster = Cluster(config, self._service, self._clock.now, self._repeats, self._log, services, certificates)
+        if self._secure is not None:
+            self._secure.tell(cluster.secure_by)
         await cluster.start()
         await cluster.follow(parse_peers(config.peers))
         self._cluster = cluster
@@ -280,6 +312,11 @@ class Daemon:
     async def _prepare_peers(self, config: Config) -> Callable[[], None] | None:
         # With the gRPC port off at the start there is no cluster to be in.
         return None if self._cluster is None else await self._cluster.prepare(parse_peers(config.peers))
+
+    async def _prepare_tls(self, config: Config) -> Callable[[], None] | None:
+        if self._secure is None:
+            return (lambda: None) if not config.tls_ca else None
+        return await self._secure.prepare(config)
 
     async def _prepare_log_level(self, config: Config) -> Callable[[], None] | None:
         return lambda: self._log.tell_from(config.log_level)
@@ -342,6 +379,12 @@ class Daemon:
                     evicted=counters.evicted,
                     evicted_exhausted=counters.evicted_exhausted,
                 )
+            if self._secure is not None:
+                await self._secure.look()
+            if self._refusals is not None:
+                away = self._cluster.why_away if self._cluster is not None else []
+                for why in self._refusals.due(away).elements():
+                    self._repeats("tls_refused", reason=why)
             self._repeats.flush()
             if self._cluster is not None:
                 self._cluster.sweep(_SWEEP_SLICE)
@@ -373,22 +416,38 @@ class Daemon:
 
 def serve(config: Config, reload: Callable[[], Config] | None = None) -> int:
     """Run a daemon to its end; the exit status.  reload: the settings read anew, for SIGHUP; raises ConfigError."""
+    refusals = _take_refusals(config)
     log = make_logger(config.log_level, config.log_format)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(Daemon(config, log, reload).run())
+            runner.run(Daemon(config, log, reload, refusals).run())
     except SocketUnavailable as error:
         log.error("socket_unavailable", reason=str(error), socket=config.socket)
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT  # before the daemon could catch it: nothing was served yet
+    except BadCertificates as error:
+        log.error("tls_unavailable", reason=str(error))
+        return 2
     except ConfigError as error:
         log.error("tracing_unavailable", reason=str(error))
         return 2
     except CannotListen as error:
         log.error("listen_failed", reason=str(error), listen=error.address)
         return 2
+    finally:
+        if refusals is not None:
+            refusals.close()
     return 0
+
+
+def _take_refusals(config: Config) -> Refusals | None:
+    """Hear of handshakes that fail, where TLS is on and somebody would read of it."""
+    if not config.tls_ca or config.listen == OFF or sys.stderr is None:
+        return None
+    from sidecar.refusals import Refusals
+
+    return Refusals()
 
 
 @cache

@@ -129,7 +129,8 @@ class Cluster:
         self._clock = "system"
 
     def start(self, nodes: int, *options: str, clock: str = "system", slow: Iterable[int] = ()) -> None:
-        """Start so many daemons at once.  slow: the numbers of nodes that a SlowProxy stands before."""
+        """Start so many daemons at once.  options: {name} in one stands for the node's name.  slow: the numbers of
+        nodes that a SlowProxy stands before."""
         self._options, self._clock = options, clock
         ports = [free_port() for _ in range(nodes)]
         for number in slow:
@@ -204,7 +205,8 @@ class Cluster:
         name = f"node-{number + 1}"
         folder = self.folder / name
         folder.mkdir()
-        return Node(folder, name, port, peers[number], listed(peers), *self._options, clock=self._clock)
+        options = [option.replace("{name}", name) for option in self._options]
+        return Node(folder, name, port, peers[number], listed(peers), *options, clock=self._clock)
 
 
 @contextmanager

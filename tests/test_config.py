@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,25 @@ def test_peers_need_the_port_that_they_call() -> None:
         load({"listen": "off"}, {"SIDEGATE_PEERS": "127.0.0.1:1051"})
 
 
+TLS = {"tls_ca": "/ca", "tls_cert": "/cert", "tls_key": "/key"}
+
+
+@pytest.mark.parametrize("given", [1, 2])
+def test_tls_takes_all_three_files_or_none(given: int) -> None:
+    """Whichever is missing is named; half of TLS would be none, or one that nobody checks."""
+    assert load(TLS, {})[0].tls_key == "/key"
+    for names in combinations(TLS, given):
+        missing = next(name for name in TLS if name not in names)
+        text = refusal({name: TLS[name] for name in names})
+        assert text == f"{missing}: is missing; TLS takes tls_ca, tls_cert and tls_key, all three or none"
+
+
+def test_a_server_name_without_tls_is_refused() -> None:
+    """Who sets it believes that peers are verified."""
+    assert load({**TLS, "tls_server_name": "peers.example"}, {})[0].tls_server_name == "peers.example"
+    assert "has no effect without" in refusal({"tls_server_name": "peers.example"})
+
+
 def test_a_file_may_hold_integers(write: Path) -> None:
     """TOML's own integers are taken as they are."""
     write.write_text("max_buckets = 5_000\ngrace = 0\n")
@@ -211,6 +231,9 @@ BAD = [
     ("http", "host:65536", "must be host:port, unix:/path or off"),
     ("http", "unix:", "must be host:port, unix:/path or off"),
     ("http", "unix:/a\0b", "must be host:port, unix:/path or off"),
+    ("tls_min_version", "1.1", "must be one of 1.2, 1.3"),
+    ("tls_server_name", "a b", "must be a host name or an IP address"),
+    ("tls_key", "a\0b", "must be a path"),
     ("log_level", "INFO", "must be one of debug, info, warning, error"),
     ("log_format", "xml", "must be one of auto, json, console"),
 ]

@@ -8,8 +8,9 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
+import grpc.aio
 import pytest
 
 from cluster_link.membership import Peer
@@ -401,3 +402,190 @@ def test_a_version_without_a_place_for_contexts_gets_none() -> None:
 
     asyncio.run(work())
     assert span.ends == [""]
+
+
+# --- Renewed
+
+
+class Channels:
+    """In the place of Tls: plain channels, counted."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    def channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
+        self.opened += 1
+        return grpc.aio.insecure_channel(address, options=options)
+
+
+@asynccontextmanager
+async def renewable(
+    answer: Callable[[bytes], bytes], timeout: float = 5.0
+) -> AsyncIterator[tuple[PeerClient, Channels, list[str]]]:
+    """A client whose channels are counted, a server that it dials, and the events that the client reports."""
+    server = PeerServer(answer)
+    port = await server.start("127.0.0.1:0")
+    told: list[str] = []
+    channels = Channels()
+    client = PeerClient(
+        Peer("owner", f"127.0.0.1:{port}"),
+        [_codec(Packer("me"))],
+        Settings(1_000, 0.0, 20_000, timeout),
+        lambda event, **_: told.append(event),
+        tls=cast(Any, channels),
+    )
+    try:
+        yield client, channels, told
+    finally:
+        await client.close()
+        await server.stop(0)
+
+
+def test_what_is_under_way_is_answered_before_a_link_is_renewed() -> None:
+    """Renewed while batches are under way and more are asked for: all are answered once, over two channels, and the
+    peer never counts as away."""
+
+    async def work() -> None:
+        async with renewable(Listener().answer) as (client, channels, told):
+            await ask(client, "first")
+            waiters = [Kept() for _ in range(200)]
+            for number, waiter in enumerate(waiters):
+                client.ask(Op.CHECK, request(str(number)), waiter)
+                if number % 20 == 0:
+                    await asyncio.sleep(0)
+                if number == 100:
+                    client.renew()
+            async with asyncio.timeout(10):
+                for waiter in waiters:
+                    await waiter.over.wait()
+            assert [waiter.came for waiter in waiters] == [[(str(number), "owner")] for number in range(200)]
+            await ask(client, "last")
+            assert (channels.opened, told, client.state) == (2, [], "connected")
+
+    asyncio.run(work())
+
+
+def test_renewing_again_and_again_loses_nothing() -> None:
+    """A hundred renewals while requests keep coming, each at whatever moment: the last channel is newer than the last
+    renewal, and every request is answered once."""
+
+    async def work() -> None:
+        async with renewable(Listener().answer) as (client, channels, told):
+            waiters: list[Kept] = []
+
+            async def keep_asking() -> None:
+                while True:
+                    waiters.append(Kept())
+                    client.ask(Op.CHECK, request(str(len(waiters) - 1)), waiters[-1])
+                    await asyncio.sleep(random.uniform(0.0, 0.002))
+
+            asking = asyncio.create_task(keep_asking())
+            for _ in range(100):
+                await asyncio.sleep(random.uniform(0.0, 0.02))
+                client.renew()
+            opened = channels.opened
+            async with asyncio.timeout(10):
+                while channels.opened == opened:
+                    await asyncio.sleep(0.01)
+                asking.cancel()
+                for waiter in waiters:
+                    await waiter.over.wait()
+            assert [waiter.came for waiter in waiters] == [[(str(number), "owner")] for number in range(len(waiters))]
+            assert told == []
+
+    asyncio.run(work())
+
+
+def test_an_idle_link_is_renewed_too() -> None:
+    """Nobody asks: the stream that is open is opened anew all the same."""
+
+    async def work() -> None:
+        async with renewable(Listener().answer) as (client, channels, _):
+            await ask(client, "a")
+            client.renew()
+            async with asyncio.timeout(5):
+                while channels.opened < 2:
+                    await asyncio.sleep(0.01)
+            (waiter,) = await ask(client, "b")
+            assert waiter.came == [("b", "owner")]
+
+    asyncio.run(work())
+
+
+def test_a_link_that_was_never_asked_for_is_not_opened_by_a_renewal() -> None:
+    """The first request opens it, once."""
+
+    async def work() -> None:
+        async with renewable(Listener().answer) as (client, channels, _):
+            client.renew()
+            await asyncio.sleep(0)
+            assert (channels.opened, client.state) == (0, "idle")
+            await ask(client, "a")
+            await ask(client, "b")
+            assert channels.opened == 1
+
+    asyncio.run(work())
+
+
+def test_a_link_that_is_away_tries_again_over_a_new_channel() -> None:
+    """New certificates may be what it takes."""
+
+    async def work() -> None:
+        channels = Channels()
+        client = PeerClient(
+            Peer("owner", f"127.0.0.1:{free_port()}"),
+            [_codec(Packer("me"))],
+            Settings(1_000, 0.0, 20_000, 0.5),
+            lambda *_, **__: None,
+            tls=cast(Any, channels),
+        )
+        await ask(client, "a")
+        assert client.state == "away"
+        opened = channels.opened
+        client.renew()
+        async with asyncio.timeout(5):
+            while channels.opened == opened:
+                await asyncio.sleep(0.01)
+        await client.close()
+
+    asyncio.run(work())
+
+
+def test_a_peer_that_falls_silent_does_not_hold_up_a_renewal() -> None:
+    """What is under way to it fails in its time, as sent; then the link is opened anew."""
+
+    async def carry(batches: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
+        async for batch in batches:
+            batch_id, op, *_rest = open_request(batch)
+            if op == Op.PING:
+                yield ANSWERS.answer_body(batch_id, Outcome.ANSWERED, None)
+
+    async def work() -> None:
+        server = grpc.aio.server()
+        handler: Any = grpc.stream_stream_rpc_method_handler(carry)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("sidegate.Peer", {"Carry": handler}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        channels = Channels()
+        peer, told = Peer("owner", f"127.0.0.1:{port}"), list[str]()
+        settings = Settings(1_000, 0.0, 20_000, 0.5)
+        client = PeerClient(
+            peer, [_codec(Packer("me"))], settings, lambda event, **_: told.append(event), tls=cast(Any, channels)
+        )
+        waiter, late = Kept(), Kept()
+        client.ask(Op.CHECK, request("a"), waiter)
+        async with asyncio.timeout(10):
+            while not client.batches:
+                await asyncio.sleep(0.01)
+        client.renew()
+        client.ask(Op.CHECK, request("b"), late)
+        async with asyncio.timeout(10):
+            await waiter.over.wait()
+            while channels.opened < 2:
+                await asyncio.sleep(0.01)
+        assert [sent for _, sent in (*waiter.came, *late.came)] == [True, False]
+        assert told[:1] == ["peer_away"]
+        await client.close()
+        await server.stop(0)
+
+    asyncio.run(work())

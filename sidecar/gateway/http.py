@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -20,6 +21,8 @@ from sidecar.gateway.proto.gubernator_pb2 import GetRateLimitsReq, LiveCheckResp
 from sidecar.gateway.v1 import V1
 
 _BACKLOG = 1024
+_HANDSHAKE = 10.0
+"""Seconds that a client may take for its TLS handshake."""
 _SLICE = 100
 """Requests read or answers written in one go, 2 ms: JSON of a full call would else hold up the socket for 30."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -132,8 +135,8 @@ class HttpDoor:
         )
         self._listener: asyncio.AbstractServer | None = None
 
-    async def start(self, where: socket.socket | tuple[str, int]) -> None:
-        """Serve on a listening Unix socket, or at (host, port); raises OSError."""
+    async def start(self, where: socket.socket | tuple[str, int], tls: ssl.SSLContext | None = None) -> None:
+        """Serve on a listening Unix socket, or at (host, port), there in TLS if a context is given; raises OSError."""
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
@@ -142,7 +145,10 @@ class HttpDoor:
             self._listener = await loop.create_unix_server(server, sock=where, backlog=_BACKLOG)
         else:
             host, port = where
-            self._listener = await loop.create_server(server, host, port, backlog=_BACKLOG)
+            patience = None if tls is None else _HANDSHAKE
+            self._listener = await loop.create_server(
+                server, host, port, backlog=_BACKLOG, ssl=tls, ssl_handshake_timeout=patience
+            )
 
     async def stop(self) -> None:
         """Take no more; what is under way is given the grace to finish."""
