@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 
 from sidecar.socketfile import SocketUnavailable
 
@@ -23,7 +23,9 @@ class PassedSocket:
     def __init__(self, descriptor: int) -> None:
         self.socket = socket.socket(fileno=descriptor)
         self.socket.setblocking(False)
-        self.path = str(self.socket.getsockname())
+        name = self.socket.getsockname()
+        # The kernel gives abstract names as bytes that begin with a zero; people write an @.
+        self.path = name if isinstance(name, str) else "@" + os.fsdecode(name[1:])
 
     def remove(self) -> None:
         """Nothing: clients that come meanwhile wait for the next daemon."""
@@ -32,22 +34,26 @@ class PassedSocket:
         """Nothing: the descriptor ends with the process."""
 
 
-def passed_socket(environ: MutableMapping[str, str], pid: int) -> PassedSocket | None:
+def passed_socket(environ: MutableMapping[str, str], pid: int, report: Callable[..., None]) -> PassedSocket | None:
     """The socket passed to process `pid`, or None if none was; the variables are taken out of `environ`.
 
+    report: told of a socket that was passed to another process, most often to a shell that started this one.
     Raises SocketUnavailable if something else was passed, which would otherwise be left unserved.
     """
     for_pid, count, names = (environ.pop(name, "") for name in _VARIABLES)
-    if not for_pid or for_pid != str(pid):
+    if not for_pid and not count:
+        return None
+    if for_pid != str(pid):
+        report("passed_socket_ignored", reason=f"LISTEN_PID is {for_pid[:20]!r}, and this process is {pid}")
         return None
     if not (count.isascii() and count.isdecimal()):
-        raise SocketUnavailable(f"LISTEN_FDS is no number: {count!r}")
+        raise SocketUnavailable(f"LISTEN_FDS is no number: {count[:20]!r}")
     if count == "0":
         return None
     if count != "1":
         raise SocketUnavailable(
-            f"{count} sockets were passed ({names or 'unnamed'}); the daemon takes one, a Unix stream socket. "
-            "Its other doors it opens itself (listen, http)"
+            f"{count[:20]} sockets were passed ({names[:200] or 'unnamed'}); the daemon takes one, a Unix stream "
+            "socket. Its other doors it opens itself (listen, http)"
         )
     try:
         os.set_inheritable(_FIRST, False)

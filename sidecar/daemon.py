@@ -119,7 +119,7 @@ class Daemon:
         """Serve until SIGTERM or SIGINT, then drain; raises SocketUnavailable, CannotListen, BadCertificates."""
         config, log = self._config, self._log
         self._raise_descriptor_limit()
-        socket_file = passed_socket(os.environ, os.getpid()) or SocketFile(
+        socket_file = passed_socket(os.environ, os.getpid(), log.warning) or SocketFile(
             config.socket, config.socket_mode, config.socket_group, BACKLOG
         )
         try:
@@ -147,9 +147,9 @@ class Daemon:
             )
             self._manager.ready(_SERVING)
             self.reload.start()
-            housekeeping = [
-                asyncio.create_task(work) for work in (self._sweep(), self._keep_house(), self._tell_alive())
-            ]
+            housekeeping = [asyncio.create_task(self._sweep()), asyncio.create_task(self._keep_house())]
+            # To the end: a manager's watchdog may run on while the daemon drains.
+            alive = asyncio.create_task(self._tell_alive())
             await stop.wait()
             self.reload.stop()
             self._manager.stopping()
@@ -173,6 +173,7 @@ class Daemon:
                 self._refusals.stop()
             if self._stop_tracing is not None:
                 await self._stop_tracing(min(1.0, config.grace / 1000))
+            alive.cancel()
             self._repeats.flush(everything=True)
             log.info("daemon_stopped", **self._table.counters._asdict())
         finally:
@@ -386,6 +387,7 @@ class Daemon:
                 for why in self._refusals.due(away).elements():
                     self._repeats("tls_refused", reason=why)
             self._repeats.flush()
+            self._manager.try_again()
             if self._cluster is not None:
                 self._cluster.sweep(_SWEEP_SLICE)
 

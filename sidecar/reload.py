@@ -23,6 +23,7 @@ class Reload:
     """The table of what can be changed at run time; a call asks for the settings to be read anew.
 
     config: the settings in force; `config` keeps them.  read: those that are written now; raises ConfigError.
+    tell: told True as a reading begins, and False when it has ended, whatever came of it.
     Nothing is read before `start`, nor after `stop`; what was asked for before is done then.  A call while one
     reading is under way asks for one more after it, so that the last one written counts and no two mix.
     """

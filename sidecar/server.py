@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 BACKLOG = 1024
 _TURN = 65_536
 """Bytes of answers after which a client waits for the loop's next turn: 2 to 5 ms of work, whatever it asked."""
+_TO_ASK = 0.2
+"""Seconds in which a client that has just come is expected to ask: at once, but it may have to wait for its turn."""
 _FORWARDED = 4_096
 """What a forwarded frame counts for."""
 
@@ -83,7 +85,10 @@ class Server:
                 connection.abort()
 
     async def drain(self, grace: float) -> None:
-        """Accept no more, answer what was read, close; what has not closed after `grace` seconds is cut."""
+        """Accept no more, answer what was read, close; what has not closed after `grace` seconds is cut.
+
+        Who came just before may still ask, since a client does not ask twice: the daemon may have counted the hit.
+        """
         if self._listener is not None:
             self._listener.close()
         loop = asyncio.get_running_loop()
@@ -91,7 +96,9 @@ class Server:
         await asyncio.sleep(0)
         await asyncio.sleep(0.001)
         end = loop.time() + grace
-        while (self.pending or any(connection.busy for connection in self.connections)) and loop.time() < end:
+        while (self.pending or any(self._expected(connection) for connection in self.connections)) and (
+            loop.time() < end
+        ):
             await asyncio.sleep(0.005)
         for connection in list(self.connections):
             connection.close()
@@ -101,11 +108,26 @@ class Server:
             connection.abort()
         await asyncio.sleep(0)
 
+    def _expected(self, connection: Connection) -> bool:
+        """Whether there will be something to answer yet."""
+        return connection.busy or connection.since > asyncio.get_running_loop().time() - _TO_ASK
+
 
 class Connection(asyncio.Protocol):
     """One client's stream."""
 
-    __slots__ = ("_frames", "_paused", "_server", "_todo", "_transport", "_unwritten", "busy", "gone", "stalled_by")
+    __slots__ = (
+        "_frames",
+        "_paused",
+        "_server",
+        "_todo",
+        "_transport",
+        "_unwritten",
+        "busy",
+        "gone",
+        "since",
+        "stalled_by",
+    )
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -116,6 +138,7 @@ class Connection(asyncio.Protocol):
         self._unwritten = 0
         self.stalled_by = ""
         self.gone = False
+        self.since = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -129,6 +152,7 @@ class Connection(asyncio.Protocol):
             return
         server.accepted += 1
         server.connections.add(self)
+        self.since = asyncio.get_running_loop().time()
 
     def data_received(self, data: bytes) -> None:
         server = self._server

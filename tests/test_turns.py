@@ -21,6 +21,7 @@ class FakeTransport:
     def __init__(self) -> None:
         self.written: list[bytes] = []
         self.reading = True
+        self.closed = asyncio.Event()
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
@@ -32,7 +33,46 @@ class FakeTransport:
         self.reading = True
 
     def is_closing(self) -> bool:
-        return False
+        return self.closed.is_set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    abort = close
+
+
+def test_who_came_just_before_the_end_may_still_ask() -> None:
+    """A stopping server closes a client that has long been silent at once; one that has just come, after it asked."""
+    pack = Packer("node").answer
+
+    async def scene(age: float) -> tuple[bool, int]:
+        server = Server(
+            lambda body, now, asker: pack(1, Outcome.ANSWERED, None),
+            lambda data, now, asker: None,
+            lambda: 0,
+            pack,
+            lambda event, **fields: None,
+            max_connections=1,
+            max_frame=1 << 20,
+            stall_timeout=1,
+        )
+        connection, transport = Connection(server), FakeTransport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection.since -= age
+        end = asyncio.create_task(server.drain(20))
+        # As long as closing takes, and a good deal more, but short of the time in which a client may ask.
+        while not transport.is_closing() and asyncio.get_running_loop().time() < connection.since + age + 0.1:
+            await asyncio.sleep(0.005)
+        before = transport.is_closing()
+        if not before:
+            connection.data_received(packed(1, 1, PING, None))
+        await transport.closed.wait()
+        connection.connection_lost(None)
+        await end
+        return before, len(transport.written)
+
+    assert asyncio.run(scene(60)) == (True, 0)
+    assert asyncio.run(scene(0)) == (False, 1)
 
 
 def test_a_read_is_answered_in_bounded_turns() -> None:
