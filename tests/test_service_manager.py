@@ -23,6 +23,7 @@ from sidecar import Client, Limit
 from sidecar.activation import passed_socket
 from sidecar.notify import Manager
 from sidecar.socketfile import SocketUnavailable
+from tests.authority import Authority, Mount
 from tests.clusters import free_port
 from tests.daemons import DaemonProcess, clean_environment, wait_until
 from tests.sockets import Raw, leave_unread, packed
@@ -473,7 +474,8 @@ def calls_let_through(analyze: str) -> set[str]:
     return calls
 
 
-def test_the_unit_leaves_the_daemon_what_it_needs(analyze: str, folder: Path) -> None:
+@pytest.mark.parametrize("tls", ["plain", "tls"])
+def test_the_unit_leaves_the_daemon_what_it_needs(analyze: str, folder: Path, tls: str) -> None:
     """A daemon with every door, a peer and a socket's group, from its start over SIGHUP to its end: no system call, no
     kind of socket and no mapping of memory that the unit would refuse."""
     strace = shutil.which("strace")
@@ -489,6 +491,11 @@ def test_the_unit_leaves_the_daemon_what_it_needs(analyze: str, folder: Path) ->
     words = [sys.executable, "-m", "sidecar", "serve", "--config", str(settings), "--socket", str(folder / "s")]
     words += ["--listen", f"127.0.0.1:{own}", "--peers", f"127.0.0.1:{own},127.0.0.1:{other}"]
     words += ["--http", f"unix:{folder}/h", "--socket-group", str(os.getgid())]
+    if tls == "tls":
+        authority = Authority()
+        mount = Mount(folder / "tls")
+        mount.write([authority], authority.issue())
+        words += mount.options
     notify = Listener(str(folder / "notify"))
     environ = clean_environment(NOTIFY_SOCKET=str(folder / "notify"))
     with (folder / "log").open("w") as log:
