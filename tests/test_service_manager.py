@@ -271,7 +271,7 @@ def test_a_passed_socket_is_served_and_outlives_the_daemon(listening: socket.soc
     early = [Raw(path) for _ in range(20)]
     for raw in early:
         raw.send(packed(1, 7, 1, [["managed", "k", 1, 100, 3_600_000]]))
-    mode = (folder / "managed.sock").stat()
+    before = (folder / "managed.sock").stat()
     daemon = start_with(listening.fileno(), folder)
     for raw in early:
         _version, number, outcome, (decision,), _node = raw.answer()
@@ -280,7 +280,9 @@ def test_a_passed_socket_is_served_and_outlives_the_daemon(listening: socket.soc
     with Client(path, timeout=30) as late:
         assert late.hit(LIMIT, "k").remaining == 79
     log = end(daemon)
-    assert (folder / "managed.sock").stat() == mode
+    after = (folder / "managed.sock").stat()
+    kept = [(found.st_ino, found.st_mode, found.st_uid, found.st_gid) for found in (before, after)]
+    assert kept[0] == kept[1]
     assert [line["socket"] for line in log if line["event"] == "daemon_ready"] == [path]
     assert (folder / "managed.sock").exists()
     assert not (folder / "own.sock").exists()
