@@ -61,7 +61,7 @@ def read(files: Files, now: datetime, minimum: str) -> Certificates:
     for _ in range(_ATTEMPTS):
         ca, cert, key = found = [_content(name, path) for name, path in zip(Files._fields, files, strict=True)]
         expires, names = _check(files, ca, cert, key, now)
-        context = _context(files, minimum)
+        context = _context(files, ca, minimum)
         # Python's ssl reads paths, not bytes: if nothing was swapped in between, it has read what was checked.
         if [_content(name, path) for name, path in zip(Files._fields, files, strict=True)] == found:
             return Certificates(ca, cert, key, expires, names, context)
@@ -144,7 +144,11 @@ def _check(files: Files, ca: bytes, cert: bytes, key: bytes, now: datetime) -> t
         raise BadCertificates(f"tls_key: {files.key}: has no private key in PEM") from None
     public = private.public_key()
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    if public.public_bytes(*form) != own.public_key().public_bytes(*form):
+    try:
+        certified = own.public_key().public_bytes(*form)
+    except Exception:  # ValueError, UnsupportedAlgorithm
+        raise BadCertificates(f"tls_cert: {files.cert}: has a key that cannot be read") from None
+    if public.public_bytes(*form) != certified:
         raise BadCertificates(f"tls_key: {files.key}: does not match the certificate in {files.cert}")
     usable = (isinstance(public, rsa.RSAPublicKey) and public.key_size >= _SHORTEST_RSA) or (
         isinstance(public, ec.EllipticCurvePublicKey) and public.curve.name in _CURVES
@@ -161,21 +165,25 @@ def _check(files: Files, ca: bytes, cert: bytes, key: bytes, now: datetime) -> t
 def _certificates(name: str, path: str, content: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(content)
-    except ValueError:
-        pass
-    told = "has a certificate that is damaged" if b"BEGIN CERTIFICATE" in content else "has no certificate in PEM"
-    raise BadCertificates(f"tls_{name}: {path}: {told}")
+    except Exception:  # mostly ValueError; each release knows more kinds
+        found = b"BEGIN CERTIFICATE" in content
+        told = "has a certificate that is damaged" if found else "has no certificate in PEM"
+        raise BadCertificates(f"tls_{name}: {path}: {told}") from None
 
 
 def _names(own: x509.Certificate) -> tuple[str, ...]:
     try:
         found = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
+    except Exception:  # there are none, or they cannot be read: peers that need them will say so
         return ()
     return tuple(str(name.value) for name in found)
 
 
-def _context(files: Files, minimum: str) -> ssl.SSLContext:
+def _context(files: Files, ca: bytes, minimum: str) -> ssl.SSLContext:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ca.decode("ascii", "replace"))
+    except (OSError, ValueError) as error:
+        raise BadCertificates(f"tls_ca: {files.ca}: OpenSSL does not take it: {error}") from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = VERSIONS[minimum]
     context.set_alpn_protocols(["http/1.1"])

@@ -147,7 +147,9 @@ class Daemon:
             )
             self._manager.ready(_SERVING)
             self.reload.start()
-            housekeeping = [asyncio.create_task(self._sweep()), asyncio.create_task(self._keep_house())]
+            housekeeping = [
+                asyncio.create_task(work) for work in (self._sweep(), self._keep_house(), self._watch_certificates())
+            ]
             # To the end: a manager's watchdog may run on while the daemon drains.
             alive = asyncio.create_task(self._tell_alive())
             await stop.wait()
@@ -380,8 +382,6 @@ class Daemon:
                     evicted=counters.evicted,
                     evicted_exhausted=counters.evicted_exhausted,
                 )
-            if self._secure is not None:
-                await self._secure.look()
             if self._refusals is not None:
                 away = self._cluster.why_away if self._cluster is not None else []
                 for why in self._refusals.due(away).elements():
@@ -390,6 +390,12 @@ class Daemon:
             self._manager.try_again()
             if self._cluster is not None:
                 self._cluster.sweep(_SWEEP_SLICE)
+
+    async def _watch_certificates(self) -> None:
+        """Once a second, apart from all else: their files may be on a disk that does not answer."""
+        while self._secure is not None:
+            await asyncio.sleep(1)
+            await self._secure.look()
 
     def _raise_descriptor_limit(self) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -167,10 +167,10 @@ def test_everything_is_renewed_under_load_and_no_request_fails(
         assert node.events("peer_away") == node.events("tls_refused") == []
         (key,) = cluster.keys(node, 1, LIMIT.name)
         assert 1_000_000 - node.left(LIMIT, key) == calls, "each hit is charged once"
-    for node in cluster.nodes:  # which trusts the new CA alone, and shows nothing else
+    for node in cluster.nodes:  # which trusts the new CA alone: whoever still dials by the old certificate is refused
         node.stop()
         node.start()
-    cluster.connect(LIMIT)
+        cluster.connect(LIMIT)
 
 
 def test_a_bad_new_set_keeps_the_old_one_and_is_told_once(
@@ -330,6 +330,24 @@ def test_a_peer_that_cannot_be_trusted_is_away_and_its_keys_fall_back(
     assert one.events("tls_refused") == []
     mounts[1].write([ca], ca.issue())
     wait_until(lambda: not one.ask(LIMIT, key).degraded, "it is trusted")
+
+
+def test_a_daemon_whose_certificate_is_refused_is_sent_to_the_log_of_the_one_that_refuses_it(
+    start_cluster: Callable[..., Cluster], short_path: Path, ca: Authority
+) -> None:
+    """The one that dials is not told why, so it says where that stands; there it stands in one line."""
+    mounts = [Mount(short_path / "pairs" / f"node-{number}") for number in (1, 2)]
+    mounts[0].write([ca], ca.issue())
+    mounts[1].write([ca], Authority().issue())
+    cluster = start_cluster(2, *options(short_path / "pairs" / "{name}"), "--fallback", "deny")
+    one, two = cluster.nodes
+    (key,) = cluster.keys(one, 1, LIMIT.name)
+    wait_until(lambda: "its log tells why (tls_refused)" in two.ask(LIMIT, key).error, "it is refused")
+    assert two.ask(LIMIT, key).status == Status.OVER_LIMIT
+    told(one, "tls_refused", "its certificate is signed by no CA in tls_ca")
+    time.sleep(3)
+    assert len(one.events("tls_refused")) == len(two.events("peer_away")) == 1
+    assert one.events("peer_away") == two.events("tls_refused") == []
 
 
 def test_a_peer_whose_certificate_has_expired_is_away(
