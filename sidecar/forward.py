@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from sidecar.messages import Fallback, Status, error_answer
+from sidecar.tally import Counts
 from sidecar.wire import Outcome
 
 _UNDER, _OVER, _ERROR = int(Status.UNDER_LIMIT), int(Status.OVER_LIMIT), int(Status.ERROR)
@@ -55,7 +56,7 @@ class Frame:
 class Slot:
     """One forwarded request: its place in a frame, and what to answer if the owner does not.
 
-    fall_back: (request, why) -> that answer.  counts: owners' answers so far, a count for each Status.
+    fall_back: (request, why) -> that answer.  counts: owners' answers so far.
     """
 
     __slots__ = ("_counts", "_fall_back", "_frame", "_index", "_request", "settled")
@@ -66,7 +67,7 @@ class Slot:
         index: int,
         request: Any,
         fall_back: Callable[[Any, str], Any],
-        counts: list[int] | None = None,
+        counts: Counts | None = None,
     ) -> None:
         self._frame = frame
         self._index = index
@@ -93,7 +94,7 @@ class Slot:
                 return
             self.settled = True
             if self._counts is not None:
-                self._counts[answer[0]] += 1
+                self._counts.see(answer[0])
             self._settle((*answer, node) if len(answer) == 5 else answer)
 
     def failed(self, why: str, sent: bool) -> None:
@@ -122,7 +123,7 @@ class LoneSlot(Slot):
         pack: Callable[[int, int, Any], bytes],
         request: Any,
         fall_back: Callable[[Any, str], Any],
-        counts: list[int] | None = None,
+        counts: Counts | None = None,
     ) -> None:
         self._asker = asker
         self._request_id = request_id

@@ -20,8 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from cluster_link.histogram import Histogram
-from sidecar.messages import Status
-from sidecar.tally import PATHS, Tally
+from sidecar.tally import PATHS, RESULTS, Tally
 
 if TYPE_CHECKING:
     from cluster_link.peer_client import PeerClient
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from sidecar.server import Server
     from sidecar.table import Counters as TableCounters
 
-_RESULTS = {Status.UNDER_LIMIT: "under_limit", Status.OVER_LIMIT: "over_limit", Status.ERROR: "error"}
 _STATES = ("idle", "connected", "away")
 
 
@@ -83,14 +81,14 @@ class Metrics(Collector):
         decisions = _counter("sidegate_decisions", "Requests answered.", "path", "result")
         for path in (*PATHS, "forwarded"):
             counts = tally.forwarded if path == "forwarded" else tally.total(path)
-            for status, result in _RESULTS.items():
-                decisions.of(counts[status], path, result)
+            for result in RESULTS:
+                decisions.of(getattr(counts, result), path, result)
         yield decisions
         by_name = _counter("sidegate_limit_decisions", "Requests decided here, by the limit's name.", "limit", "result")
         for name, row in tally.rows():
             label = name.encode(errors="backslashreplace").decode()
-            for status, result in _RESULTS.items():
-                by_name.of(sum(getattr(row, path)[status] for path in PATHS), label, result)
+            for result in RESULTS:
+                by_name.of(sum(getattr(getattr(row, path), result) for path in PATHS), label, result)
         yield by_name
 
     def _buckets(self) -> Iterator[Metric]:

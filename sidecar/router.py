@@ -13,7 +13,7 @@ from cluster_link.membership import Peer
 from cluster_link.ring import Ring
 from sidecar.errors import InvalidRequest
 from sidecar.forward import Asker, Deadlines, Frame, LoneSlot, ResetSlot, Slot, made_up
-from sidecar.messages import MAX_FALLBACK, MAX_KEY_BYTES, Behavior, Fallback, Status, error_answer, validate
+from sidecar.messages import MAX_FALLBACK, MAX_KEY_BYTES, Behavior, Fallback, error_answer, validate
 from sidecar.sync import GlobalSync
 from sidecar.tally import Tally
 from sidecar.wire import Op, filled
@@ -23,7 +23,6 @@ _GLOBAL = int(Behavior.GLOBAL)
 _OF_BUDGET = 0.8
 """The part of a caller's budget that an owner may take."""
 _ALONE = int(Behavior.NO_BATCHING)
-_ERROR = int(Status.ERROR)
 
 
 class Link(Protocol):
@@ -159,12 +158,12 @@ class Router:
         try:
             verdict = self._replicas.decide(now, filled(request)[0])
         except InvalidRequest as error:
-            self._tally.other.replica[_ERROR] += 1
+            self._tally.other.replica.error += 1
             answers[index] = error_answer(str(error))
             return True
         if verdict is None:
             return False
-        self._tally.row(request[0]).replica[verdict[0]] += 1
+        self._tally.row(request[0]).replica.see(verdict[0])
         answers[index] = (*verdict, peer.name)
         return True
 
@@ -196,9 +195,9 @@ class Router:
         try:
             validate(request)  # what its owner would have refused is no one's to admit
             answer = made_up(policy or self.fallback, request, why, self._decide_share)
-            self._tally.row(request[0]).fallback[answer[0]] += 1
+            self._tally.row(request[0]).fallback.see(answer[0])
         except InvalidRequest as error:
-            self._tally.other.fallback[_ERROR] += 1
+            self._tally.other.fallback.error += 1
             answer = error_answer(str(error))
         return answer
 

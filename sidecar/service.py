@@ -18,7 +18,7 @@ from sidecar.messages import MAX_REQUESTS, Status, error_answer, int_fault, text
 from sidecar.router import Course, Router, is_global
 from sidecar.sync import settle_all
 from sidecar.table import Table
-from sidecar.tally import Tally
+from sidecar.tally import Counts, Tally
 from sidecar.wire import BadFrame, Op, Outcome, Packer, filled, frame, open_request, split_id
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _FIELDS = 9
 _TOLD, _MOST_TOLD = 20, 100
 """Hottest names and keys told, by default and at most: the longest there are then fill a third of a frame."""
 
-_Known = tuple[Any, int, Any, list[int]]
+_Known = tuple[Any, int, Any, Counts]
 """What `Table.find` found, and the counts of the limit's name."""
 
 CLOCK_SET = 0
@@ -113,7 +113,10 @@ class Service:
         number = self.decisions = self.decisions + 1
         if number >= self._look_at:
             self._look_at = self._look(entry.key, number)
-        counts[verdict[0]] += 1
+        if verdict[0]:
+            counts.over_limit += 1
+        else:
+            counts.under_limit += 1
         return self._decided(request_id, verdict)
 
     def count_hot(self, hot: HotKeys, now: Callable[[], float]) -> None:
@@ -202,17 +205,25 @@ class Service:
     def _decide_all(self, requests: Sequence[Any], now: int) -> list[tuple[Any, ...]]:
         """Decide every request here, in order."""
         answers: list[tuple[Any, ...]] = []
-        row = self.tally.row
+        decide, owned = self._decide, self.tally.owned
         for request in requests:
             try:
                 if type(request) is not tuple or len(request) != _FIELDS:
                     request, _ = filled(request)
-                verdict = self._decide(now, request)
-                row(request[0]).owned[verdict[0]] += 1
-                answers.append(verdict)
+                verdict = decide(now, request)
             except InvalidRequest as error:
-                self.tally.other.owned[_ERROR] += 1
+                self.tally.other.owned.error += 1
                 answers.append(error_answer(str(error)))
+                continue
+            try:
+                counts = owned[request[0]]
+            except KeyError:
+                counts = self.tally.row(request[0]).owned
+            if verdict[0]:
+                counts.over_limit += 1
+            else:
+                counts.under_limit += 1
+            answers.append(verdict)
         before = self.decisions
         self.decisions = before + len(answers)
         while self._look_at <= self.decisions:
@@ -279,11 +290,11 @@ class Service:
         return text_fault("name", name) or text_fault("unique_key", unique_key) or self.table.forget(name, unique_key)
 
     def _info(self, now: int) -> dict[str, object]:
-        under, over, errors = self.tally.total("owned")
+        owned = self.tally.total("owned")
         counters = {
-            "under_limit": under,
-            "over_limit": over,
-            "errors": errors,
+            "under_limit": owned.under_limit,
+            "over_limit": owned.over_limit,
+            "errors": owned.error,
             **self.table.counters._asdict(),
         }
         return {

@@ -55,6 +55,7 @@ class V1:
         node = self._node
         refusals = [refusal(one) for one in asked.requests]
         requests = [request_of(one) for one, why in zip(asked.requests, refusals, strict=True) if not why]
+        self._service.tally.other.owned.error += len(refusals) - len(requests)
         answers = iter(await self._decide(requests, budget, traceparent) if requests else ())
         return GetRateLimitsResp(
             responses=[error_of(why, node) if why else response_of(next(answers), node) for why in refusals]
