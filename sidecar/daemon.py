@@ -57,7 +57,7 @@ _SERVING = "answering requests"
 _SPARE_DESCRIPTORS = 64
 _YOUNG_OBJECTS, _YOUNG_COLLECTIONS = 5_000, 3
 """When the cycle collector looks at young objects: Python's own 700 find most forwarded requests still under way, and
-cost 5 % of the asked daemon's time; more would pause the loop for longer than a millisecond."""
+cost 4 % of the asked daemon's time; more would pause the loop for longer than a millisecond."""
 _CLOCK_AHEAD_WORTH_TELLING = 1_000
 
 
