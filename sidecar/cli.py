@@ -327,9 +327,18 @@ def _peers(options: argparse.Namespace) -> int:
     elif not facts:
         print("this daemon is alone: it was given no peers")
     else:
+        if "discovery" in facts:
+            print(_heard(facts["discovery"]))
         for peer in facts["peers"]:
             print(f"{peer['name']:<28}{peer['address']:<28}{peer['state']}")
     return 0
+
+
+def _heard(told: dict[str, Any]) -> str:
+    """One line on the source of peers."""
+    age = "never heard" if told["age_ms"] is None else f"heard {told['age_ms'] / 1000:.1f} s ago"
+    guess = ", provisional" if told["provisional"] else ""
+    return f"by {told['source']}: {told['state']}, {age}{guess}" + (f" ({told['why']})" if told["why"] else "")
 
 
 def _top(options: argparse.Namespace) -> int:

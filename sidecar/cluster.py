@@ -40,6 +40,7 @@ from sidecar.wire import VERSIONS, Op, Outcome, Packer, open_answer
 
 if TYPE_CHECKING:
     from cluster_link.certificates import Certificates
+    from cluster_link.discovery.source import Standing
 
 _FALLBACK_BUCKETS = 100_000
 _CHECK, _PING = int(Op.CHECK), int(Op.PING)
@@ -50,6 +51,8 @@ class Cluster:
 
     report: told of trouble that may repeat; log: of changes.  services: what else is served where peers call, see
     PeerServer.  certificates: those of TLS; None: all is plain text.
+    me: this daemon as its source of members names it, in which case a set without it says that it is leaving; None:
+    members are a list, where it looks for itself by its address and its node's name.
     """
 
     def __init__(
@@ -61,7 +64,10 @@ class Cluster:
         log: Any,
         services: Sequence[Callable[[Any], None]] = (),
         certificates: Certificates | None = None,
+        me: Peer | None = None,
     ) -> None:
+        self._me = me
+        self.standing: Standing | None = None
         self._config = config
         self._service = service
         self._now = now
@@ -122,13 +128,14 @@ class Cluster:
         if me is None:
             me = Peer(self.address, self.address)
             members = frozenset({me})
+        given_me = self._me is not None or me in given
         # Off the loop, since a thousand peers take a while; the swap itself is one assignment.
         ring = None if members == self._members else await asyncio.to_thread(Ring, members, rest=lambda: time.sleep(0))
 
         def swap() -> None:
             if given and self._syncing is None:
                 self._syncing = asyncio.get_running_loop().create_task(self._keep_in_step())
-            if given and me not in given:
+            if given and not given_me:
                 self._log.warning(
                     "not_among_peers", advertise=self.address, node=self._config.node, peers=_names(given)
                 )
@@ -140,7 +147,7 @@ class Cluster:
     def _swap(self, me: Peer, members: frozenset[Peer], ring: Ring) -> None:
         changed = change(self._members, members)
         self._members = members
-        self._router = self._route(me, ring) if len(members) > 1 else None
+        self._router = None if members == {me} else self._route(me, ring)
         self._service.route_by(self._router)
         self._pool.keep(members - {me})
         self._log.info(
@@ -195,6 +202,8 @@ class Cluster:
         return self._config.advertise or self._config.listen
 
     def _find_me(self, members: frozenset[Peer]) -> Peer | None:
+        if self._me is not None:
+            return next((peer for peer in members if peer.name == self._me.name), self._me)
         by_name = [peer for peer in members if peer.name == self._config.node]
         # In the one spelling that lists are read in; no list has a path in it.
         here = parse_peers("" if self.address.startswith(UNIX) else self.address)
@@ -250,12 +259,13 @@ class Cluster:
 
     def _facts(self) -> dict[str, object]:
         if not self._members:
-            return {}
+            return {} if self.standing is None else {"discovery": self._heard(self.standing), "peers": []}
         links = {client.peer.name: client for client in self._pool.clients()}
         router = self._router
         me = self._find_me(self._members)
         return {
             "me": self.address,
+            **({} if self.standing is None else {"discovery": self._heard(self.standing)}),
             "forwarded": router.forwarded if router else 0,
             "fallbacks": router.fallbacks if router else 0,
             "global": {"reports": self._sync.reports, **self._replicas.counters._asdict()},
@@ -272,6 +282,20 @@ class Cluster:
                 }
                 for peer in sorted(self._members)
             ],
+        }
+
+    @staticmethod
+    def _heard(standing: Standing) -> dict[str, object]:
+        """What is known of the source of members; ages in ms, None where there was nothing yet."""
+        age, ring_age = standing.age, standing.ring_age
+        return {
+            "source": standing.name,
+            "state": standing.state,
+            "why": standing.why,
+            "provisional": standing.provisional,
+            "failures": standing.failures,
+            "age_ms": None if age is None else round(age * 1000),
+            "ring_age_ms": None if ring_age is None else round(ring_age * 1000),
         }
 
 

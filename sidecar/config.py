@@ -30,6 +30,7 @@ from sidecar.wire import DEFAULT_MAX_FRAME
 
 PREFIX = "SIDEGATE_"
 FILE_VARIABLE = "SIDEGATE_CONFIG"
+DISCOVERY = ("static",)
 OFF = "off"
 """A door that is not opened."""
 UNIX = "unix:"
@@ -248,6 +249,13 @@ class Config:
         _clock,
         reason="a manual clock makes tests of windows exact and quick; never use it where limits matter, as any "
         "client may move it",
+    )
+    discovery: str = _setting(
+        "static",
+        "",
+        "where the set of peers comes from: static, the list in `peers`",
+        _one_of(*DISCOVERY),
+        reason="a list is enough where hosts seldom change; the others follow a scale-up within two seconds",
     )
     peers: str = _setting(
         "",
@@ -503,6 +511,11 @@ def load(
     config = Config(**values)
     if config.peers and config.listen == OFF:
         raise ConfigError("listen: a daemon with peers cannot have it off, since they call it there")
+    if config.discovery != "static":
+        if config.peers:
+            raise ConfigError(f"peers: are told by {config.discovery} (discovery), so none can be listed here")
+        if config.listen == OFF:
+            raise ConfigError("listen: a daemon with peers cannot have it off, since they call it there")
     files = {"tls_ca": config.tls_ca, "tls_cert": config.tls_cert, "tls_key": config.tls_key}
     missing = [name for name, path in files.items() if not path]
     if missing and len(missing) < len(files):

@@ -22,7 +22,7 @@ import uvloop
 
 from cluster_link.errors import BadCertificates, CannotListen
 from cluster_link.histogram import Histogram
-from cluster_link.membership import parse_peers
+from cluster_link.membership import Peer, parse_peers
 from sidecar.activation import passed_socket
 from sidecar.calendar import Calendar
 from sidecar.clock import Clock, ManualClock, SystemClock
@@ -40,6 +40,7 @@ from sidecar.wire import VERSION
 
 if TYPE_CHECKING:
     from sidecar.cluster import Cluster
+    from sidecar.discovery import Discovery
     from sidecar.gateway.grpc_v1 import GrpcDoor
     from sidecar.gateway.http import HttpDoor
     from sidecar.gateway.v1 import V1, Standing
@@ -54,6 +55,9 @@ _SWEEP_PASS = 60.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.1
 _LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _SERVING = "answering requests"
+_LISTENING = "its peers are not known yet"
+_TO_HEAR = 5.0
+"""Seconds that a daemon which has not heard of its peers yet calls itself unready."""
 _SPARE_DESCRIPTORS = 64
 _YOUNG_OBJECTS, _YOUNG_COLLECTIONS = 5_000, 3
 """When the cycle collector looks at young objects: Python's own 700 find most forwarded requests still under way, and
@@ -77,6 +81,7 @@ class Daemon:
     ) -> None:
         self._config = config
         self._cluster: Cluster | None = None
+        self._discovery: Discovery | None = None
         self._grpc: GrpcDoor | None = None
         self._http: HttpDoor | None = None
         self._http_file: SocketFile | None = None
@@ -132,7 +137,7 @@ class Daemon:
             cluster = await self._join(v1)
             await self._server.start(socket_file.socket)
             keep_collector_off_the_table()
-            await self._tell_standing("")
+            await self._tell_standing("" if self._discovery is None else _LISTENING)
             log.info(
                 "daemon_ready",
                 socket=socket_file.path,
@@ -148,7 +153,8 @@ class Daemon:
             self._manager.ready(_SERVING)
             self.reload.start()
             housekeeping = [
-                asyncio.create_task(work) for work in (self._sweep(), self._keep_house(), self._watch_certificates())
+                asyncio.create_task(work)
+                for work in (self._sweep(), self._keep_house(), self._watch_certificates(), self._await_members())
             ]
             # To the end: a manager's watchdog may run on while the daemon drains.
             alive = asyncio.create_task(self._tell_alive())
@@ -159,6 +165,8 @@ class Daemon:
             log.info("daemon_draining", connections=len(self._server.connections), grace_ms=config.grace)
             for task in housekeeping:
                 task.cancel()
+            if self._discovery is not None:
+                await self._discovery.leave()
             # Removed before draining: from now on a client finds no daemon, rather than one that hangs up.
             socket_file.remove()
             if self._http_file is not None:
@@ -169,6 +177,8 @@ class Daemon:
                 await v1.finish(max(0.0, end - asyncio.get_running_loop().time()))
             if self._http is not None:
                 await self._http.stop()
+            if self._discovery is not None:
+                await self._discovery.stop()
             if cluster is not None:
                 await cluster.stop(min(1.0, config.grace / 1000))
             if self._refusals is not None:
@@ -243,6 +253,7 @@ class Daemon:
                 links=lambda: self._cluster.links if self._cluster is not None else (),
                 replicas=lambda: self._cluster.replicas if self._cluster is not None else None,
                 reports=lambda: self._cluster.reports if self._cluster is not None else 0,
+                standing=lambda: self._discovery.standing if self._discovery is not None else None,
                 lag=self._lag,
                 held_back=lambda: self._repeats.held_back,
                 build={"version": release(), "protocol": str(VERSION), "node": self._config.node},
@@ -277,13 +288,43 @@ class Daemon:
         self._grpc = GrpcDoor(v1)
         certificates = None if self._secure is None else self._secure.certificates
         services = [self._grpc.add_to]
-        cluster = Cluster(config, self._service, self._clock.now, self._repeats, self._log, services, certificates)
+        me = None
+        if config.discovery != "static":
+            from sidecar.discovery import identity
+
+            me = identity(config, os.environ)
+        cluster = Cluster(config, self._service, self._clock.now, self._repeats, self._log, services, certificates, me)
         if self._secure is not None:
             self._secure.tell(cluster.secure_by)
         await cluster.start()
-        await cluster.follow(parse_peers(config.peers))
         self._cluster = cluster
+        if me is None:
+            await cluster.follow(parse_peers(config.peers))
+        else:
+            self._listen_for_members(me, cluster)
         return cluster
+
+    def _listen_for_members(self, me: Peer, cluster: Cluster) -> None:
+        from cluster_link.discovery.source import Standing
+        from sidecar.discovery import Discovery, open_source
+
+        standing = Standing(self._config.discovery, time.monotonic, self._repeats)
+        source = open_source(self._config, me, standing, os.environ)
+        self._discovery = Discovery(source, standing, cluster.follow, self._log)
+        cluster.standing = standing
+        self._discovery.start()
+
+    async def _await_members(self) -> None:
+        """Take requests from outside once the members are known; soon in any case, as they may be known only to a
+        source that waits for this daemon to be ready, or that is down."""
+        if self._discovery is None:
+            return
+        try:
+            async with asyncio.timeout(_TO_HEAR):
+                await self._discovery.known.wait()
+        except TimeoutError:
+            self._log.warning("ring_provisional", source=self._config.discovery)
+        await self._tell_standing("")
 
     def _start_tracing(self) -> None:
         """Have batches followed by spans, if that is on; raises ConfigError."""
@@ -314,6 +355,8 @@ class Daemon:
 
     async def _prepare_peers(self, config: Config) -> Callable[[], None] | None:
         # With the gRPC port off at the start there is no cluster to be in.
+        if config.discovery != "static" or self._config.discovery != "static":
+            return lambda: None
         return None if self._cluster is None else await self._cluster.prepare(parse_peers(config.peers))
 
     async def _prepare_tls(self, config: Config) -> Callable[[], None] | None:

@@ -23,6 +23,7 @@ from cluster_link.histogram import Histogram
 from sidecar.tally import PATHS, RESULTS, Tally
 
 if TYPE_CHECKING:
+    from cluster_link.discovery.source import Standing
     from cluster_link.peer_client import PeerClient
     from sidecar.replica import Counters as ReplicaCounters
     from sidecar.server import Server
@@ -35,6 +36,7 @@ class Sources(NamedTuple):
     """Where the numbers are read.
 
     links, replicas, reports: of the cluster; none, None and 0 while there is none.
+    standing: of the source of members; None for a list.
     lag: seconds by which the loop's timers come late.  held_back: log lines not told.  build: labels of the release.
     """
 
@@ -45,6 +47,7 @@ class Sources(NamedTuple):
     links: Callable[[], Iterable[PeerClient]]
     replicas: Callable[[], ReplicaCounters | None]
     reports: Callable[[], int]
+    standing: Callable[[], Standing | None]
     lag: Histogram
     held_back: Callable[[], int]
     build: dict[str, str]
@@ -71,6 +74,7 @@ class Metrics(Collector):
         yield from self._connections()
         yield from self._links()
         yield from self._replicas()
+        yield from self._discovery()
         yield _histogram("sidegate_loop_lag_seconds", "How late the loop's timers come.", [((), self._sources.lag)])
         yield _counter("sidegate_log_lines_held_back", "Log lines that repeated and were not told.").of(
             self._sources.held_back()
@@ -151,6 +155,25 @@ class Metrics(Collector):
         yield _counter("sidegate_global_lost_hits", "Admitted hits that may never have reached their owner.").of(
             counters.lost_hits
         )
+
+    def _discovery(self) -> Iterator[Metric]:
+        standing = self._sources.standing()
+        if standing is None:
+            return
+        name = standing.name
+        yield _gauge("sidegate_discovery_up", "Whether the source of peers answers.", "source").of(
+            standing.state == "current", name
+        )
+        yield _gauge("sidegate_discovery_provisional", "Whether the ring is this node's own guess.", "source").of(
+            standing.provisional, name
+        )
+        yield _counter("sidegate_discovery_failures", "Times the source of peers was not reached.", "source").of(
+            standing.failures, name
+        )
+        age = _gauge("sidegate_discovery_age_seconds", "Since the source of peers was last heard.", "source")
+        yield age if standing.age is None else age.of(standing.age, name)
+        ring_age = _gauge("sidegate_discovery_ring_age_seconds", "Since peers last changed by the source.", "source")
+        yield ring_age if standing.ring_age is None else ring_age.of(standing.ring_age, name)
 
 
 class _Family:

@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster_link.discovery.source import Standing
 from cluster_link.histogram import Histogram
 from cluster_link.membership import Peer
 from cluster_link.peer_client import PeerClient, Settings
@@ -117,6 +118,7 @@ class Node:
         settings = Settings(limit=100, wait=0, max_queue=1_000, timeout=0.5)
         self.peer = PeerClient(OWNER, [_codec(Packer(ME.name))], settings, self.repeats)
         self.lag = Histogram((0.001, 0.01))
+        self.standing = Standing("dns", self.seconds.now, self.repeats)
         self.clustered = False
         self._metrics = Metrics(
             Sources(
@@ -127,6 +129,7 @@ class Node:
                 links=lambda: [self.peer] if self.clustered else [],
                 replicas=lambda: self.replicas.counters if self.clustered else None,
                 reports=lambda: self.sync.reports,
+                standing=lambda: self.standing if self.clustered else None,
                 lag=self.lag,
                 held_back=lambda: self.repeats.held_back,
                 build={"version": "9.9", "protocol": "1", "node": ME.name},

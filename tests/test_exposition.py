@@ -230,6 +230,28 @@ def test_links_histograms_and_the_rest() -> None:
     assert scrape.value("sidegate_build_info", version="9.9", protocol="1", node="me") == 1
 
 
+def test_how_the_source_of_peers_stands() -> None:
+    """Nothing of it where peers are a list; ages come once there is something to be old."""
+    node = Node()
+    assert not [family for family in node.scrape().families if "discovery" in family.name]
+    node.join()
+    names = ("up", "provisional", "failures_total")
+
+    def told() -> list[float]:
+        return [node.scrape().value(f"sidegate_discovery_{name}", source="dns") for name in names]
+
+    node.standing.lost("no answer")
+    assert told() == [0, 1, 1]
+    assert not node.scrape().all("sidegate_discovery_age_seconds")
+    node.standing.heard()
+    node.seconds.pass_by(2.5)
+    node.standing.changed()
+    node.seconds.pass_by(1.5)
+    assert told() == [1, 0, 1]
+    assert node.scrape().value("sidegate_discovery_age_seconds", source="dns") == 4
+    assert node.scrape().value("sidegate_discovery_ring_age_seconds", source="dns") == 1.5
+
+
 def test_a_histogram_counts_a_bound_as_within_it() -> None:
     """Values under, at, between and beyond the bounds."""
     histogram = Histogram((1, 2, 5))
@@ -256,6 +278,8 @@ def whole() -> Scrape:
     """A scrape in which every metric has a sample with all its labels."""
     node = Node()
     node.join()
+    node.standing.heard()
+    node.standing.changed()
     return node.scrape()
 
 
