@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from sidecar.messages import Fallback, Status, error_answer
-from sidecar.tally import Counts
-from sidecar.wire import Outcome
+from sidecar.wire import DoesNotFit, Outcome, Packer
 
 _UNDER, _OVER, _ERROR = int(Status.UNDER_LIMIT), int(Status.OVER_LIMIT), int(Status.ERROR)
 
 _ANSWERED = int(Outcome.ANSWERED)
-_STATUSES = (_UNDER, _OVER, _ERROR)
+_DECIDED = (_UNDER, _OVER)
+_STATUSES = (*_DECIDED, _ERROR)
 
 FALLBACKS = {"error": Fallback.ERROR, "local": Fallback.LOCAL, "allow": Fallback.ALLOW, "deny": Fallback.DENY}
 
@@ -56,10 +56,10 @@ class Frame:
 class Slot:
     """One forwarded request: its place in a frame, and what to answer if the owner does not.
 
-    fall_back: (request, why) -> that answer.  counts: owners' answers so far.
+    fall_back: (request, why) -> that answer.  count: told the status of the owner's answer.
     """
 
-    __slots__ = ("_counts", "_fall_back", "_frame", "_index", "_request", "settled")
+    __slots__ = ("_count", "_fall_back", "_frame", "_index", "_request", "settled")
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class Slot:
         index: int,
         request: Any,
         fall_back: Callable[[Any, str], Any],
-        counts: Counts | None = None,
+        count: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._frame = frame
         self._index = index
         self._request = request
         self._fall_back = fall_back
-        self._counts = counts
+        self._count = count
         self.settled = False
 
     @property
@@ -93,8 +93,7 @@ class Slot:
                 self.failed("what its owner sent is no decision", True)
                 return
             self.settled = True
-            if self._counts is not None:
-                self._counts.see(answer[0])
+            self._count(answer[0])
             self._settle((*answer, node) if len(answer) == 5 else answer)
 
     def failed(self, why: str, sent: bool) -> None:
@@ -108,29 +107,26 @@ class Slot:
 
 
 class LoneSlot(Slot):
-    """The one request of a frame, which then needs no places: most frames are such.
+    """The one request of a frame, which then needs no places: most frames are such."""
 
-    pack: (id, outcome, answers) -> the answer frame's bytes.
-    """
-
-    __slots__ = ("_asker", "_pack", "_request_id")
+    __slots__ = ("_asker", "_packer", "_request_id")
     trace = None  # it follows a frame that was remembered, and none with a context is
 
     def __init__(
         self,
         asker: Asker,
         request_id: int,
-        pack: Callable[[int, int, Any], bytes],
+        packer: Packer,
         request: Any,
         fall_back: Callable[[Any, str], Any],
-        counts: Counts | None = None,
+        count: Callable[[int], None],
     ) -> None:
         self._asker = asker
         self._request_id = request_id
-        self._pack = pack
+        self._packer = packer
         self._request = request
         self._fall_back = fall_back
-        self._counts = counts
+        self._count = count
         self.settled = False
 
     @property
@@ -138,8 +134,22 @@ class LoneSlot(Slot):
         """Whether an answer would still be of use."""
         return not self.settled and not self._asker.gone
 
+    def answered(self, answer: Any, node: str) -> None:
+        """The owner's answer: a plain decision in a few steps, anything else as every slot takes it."""
+        if type(answer) is tuple and len(answer) == 5 and answer[0] in _DECIDED and not self.settled:
+            try:
+                data = self._packer.decided(self._request_id, answer, node)
+            except DoesNotFit:
+                pass
+            else:
+                self.settled = True
+                self._count(answer[0])
+                self._asker.send(data)
+                return
+        super().answered(answer, node)
+
     def _settle(self, answer: Any) -> None:
-        self._asker.send(self._pack(self._request_id, _ANSWERED, (answer,)))
+        self._asker.send(self._packer.answer(self._request_id, _ANSWERED, (answer,)))
 
 
 class ResetSlot(Slot):

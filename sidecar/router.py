@@ -16,7 +16,7 @@ from sidecar.forward import Asker, Deadlines, Frame, LoneSlot, ResetSlot, Slot, 
 from sidecar.messages import MAX_FALLBACK, MAX_KEY_BYTES, Behavior, Fallback, error_answer, validate
 from sidecar.sync import GlobalSync
 from sidecar.tally import Tally
-from sidecar.wire import Op, filled
+from sidecar.wire import Op, Packer, filled
 
 _CHECK, _RESET = int(Op.CHECK), int(Op.RESET)
 _GLOBAL = int(Behavior.GLOBAL)
@@ -108,7 +108,9 @@ class Router:
         if not others:
             return answers
         frame = Frame(asker, answers, len(others), finish)
-        slots = [Slot(frame, index, request, self._fall_back, self._tally.forwarded) for index, _, request in others]
+        slots = [
+            Slot(frame, index, request, self._fall_back, self._tally.forwarded.see) for index, _, request in others
+        ]
         self._watch(slots, budget)
         for slot, (_, peer, request) in zip(slots, others, strict=True):
             self._ask(peer, request, slot)
@@ -118,10 +120,10 @@ class Router:
         """The way of a request of which `check` has found that `peer` is to be asked, within budget ms."""
         return Course(self._link(peer), request, request[:9], _is_alone(request), self._seconds(budget))
 
-    def forward(self, course: Course, asker: Asker, request_id: int, pack: Callable[[int, int, Any], bytes]) -> None:
-        """Forward one request, alone in its frame; the asker is sent what `pack` makes of the answer."""
+    def forward(self, course: Course, asker: Asker, request_id: int, packer: Packer) -> None:
+        """Forward one request, alone in its frame; the asker is sent what `packer` makes of the answer."""
         link, request, payload, alone, seconds = course
-        slot = LoneSlot(asker, request_id, pack, request, self._fall_back, self._tally.forwarded)
+        slot = LoneSlot(asker, request_id, packer, request, self._fall_back, self._tally.forwarded.see)
         self._deadlines.add(seconds, (slot,))
         self.forwarded += 1
         link.ask(_CHECK, payload, slot, alone)

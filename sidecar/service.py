@@ -103,7 +103,7 @@ class Service:
             return None
         if isinstance(known, Course):
             assert self._router is not None
-            self._router.forward(known, asker, request_id, self.pack)
+            self._router.forward(known, asker, request_id, self._packer)
             return b""
         entry, hits, terms, counts = known
         verdict = self._judge(entry, hits, terms, now)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
+from struct import error as StructError
 
 import msgpack
 from msgpack import unpackb
@@ -37,6 +38,9 @@ _DECIDED = Struct(">I3sQ3sBBQBQBQBQ")
 _decided = _DECIDED.pack
 _ANSWER_HEAD = b"\x95\x01\xcf"  # array of 5, version 1, an id of 8 bytes
 _ONE_DECISION = b"\x00\x91\x95"  # answered, array of 1, array of 5
+_ONE_OF_ANOTHER = b"\x00\x91\x96"  # the same, array of 6: with its owner
+_MOST_OWNERS = 10_000
+"""Names of owners that are kept packed; more than any cluster has."""
 _WIDE = 0xCF  # an integer of 8 bytes
 _SHORT_ID, _MIDDLE_ID = Struct(">H").unpack_from, Struct(">I").unpack_from
 _ID_AT = _PREFIX + 2  # behind the length, the array's head and the version
@@ -47,6 +51,10 @@ _USUAL_SIZE = 256
 """Bytes up to which a frame is usual."""
 _MAX_ELEMENTS = 4096
 """The longest array or map in a frame: more than a check may hold, so that one too long is still answered by its id."""
+
+
+DoesNotFit = StructError
+"""What `Packer.decided` raises of values that are no decision."""
 
 
 class Op(IntEnum):
@@ -150,15 +158,16 @@ class Packer:
     version: written into every message; a peer of the release before is spoken to in its own.
     """
 
-    __slots__ = ("_end", "_node", "_pack", "_size", "_version")
+    __slots__ = ("_ends", "_mine", "_node", "_pack", "_version")
 
     def __init__(self, node: str = "", version: int = VERSION) -> None:
         self._node = node
         self._version = version
         # What came as odd bytes in a name goes back as the same bytes in an error's text.
         self._pack = msgpack.Packer(unicode_errors="surrogateescape").pack
-        self._end: bytes = self._pack(node)
-        self._size = _DECIDED.size - _PREFIX + len(self._end)
+        end = self._pack(node)
+        self._mine = (_DECIDED.size - _PREFIX + len(end), _ONE_DECISION, end)
+        self._ends: dict[str, tuple[int, bytes, bytes]] = {}
 
     def request(
         self, request_id: int, op: int, payload: object, budget: int | None = None, context: str | None = None
@@ -175,16 +184,21 @@ class Packer:
         body: bytes = self._pack(whole if context is None else (*whole, context))
         return body
 
-    def decided(self, request_id: int, verdict: Verdict) -> bytes:
+    def decided(self, request_id: int, verdict: Verdict, owner: str | None = None) -> bytes:
         """The answer frame to a check of one request: each integer at its widest, which needs no search for the
-        shortest form of each and takes half as long as `answer`."""
+        shortest form of each and takes half as long as `answer`.
+
+        owner: the other node whose decision it is.  Raises DoesNotFit for one that is not five integers from 0, each of
+        a size that fits, as what comes from another node may be; `answer` takes it.
+        """
+        size, head, end = self._mine if owner is None else self._ends.get(owner) or self._end_of(owner)
         status, limit, remaining, reset_time, retry_after = verdict
         return (
             _decided(
-                self._size,
+                size,
                 _ANSWER_HEAD,
                 request_id,
-                _ONE_DECISION,
+                head,
                 status,
                 _WIDE,
                 limit,
@@ -195,8 +209,15 @@ class Packer:
                 _WIDE,
                 retry_after,
             )
-            + self._end
+            + end
         )
+
+    def _end_of(self, owner: str) -> tuple[int, bytes, bytes]:
+        if len(self._ends) >= _MOST_OWNERS:
+            self._ends.clear()
+        end = self._pack(owner) + self._pack(self._node)
+        found = self._ends[owner] = (_DECIDED.size - _PREFIX + len(end), _ONE_OF_ANOTHER, end)
+        return found
 
     def answer(self, request_id: int, outcome: int, payload: object) -> bytes:
         """An answer frame."""

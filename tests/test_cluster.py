@@ -310,9 +310,8 @@ def test_a_second_daemon_on_one_listen_address_ends_with_one_clear_line(start_cl
     cluster = start_cluster(2)
     first, _ = cluster.nodes
     address = first.peer.address
-    ended = command(
-        "serve", "--socket", str(cluster.folder / "s"), "--listen", address, "--peers", f"{address},127.0.0.1:1"
-    )
+    words = ["--listen", address, "--http", "off", "--peers", f"{address},127.0.0.1:1"]
+    ended = command("serve", "--socket", str(cluster.folder / "s"), *words)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     event = json.loads(line)

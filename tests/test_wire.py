@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.wire import BadFrame, Frames, Op, Outcome, Packer, open_answer, open_request, unpack
+from sidecar.wire import BadFrame, DoesNotFit, Frames, Op, Outcome, Packer, open_answer, open_request, unpack
 from tests.helpers import INT64_MAX, pack
 
 
@@ -107,6 +107,37 @@ def test_a_request_opens_as_it_was_packed(payload: object, budget: int | None) -
     (body,) = Frames().feed(Packer().request(7, Op.CHECK, payload, budget))
     wanted = tuple(payload) if isinstance(payload, list) else payload
     assert open_request(body)[:3] == (7, Op.CHECK, wanted)
+
+
+@pytest.mark.parametrize("owner", [None, "", "other", "ö" * 253])
+def test_a_decision_is_written_short_or_wide_and_reads_the_same(owner: str | None) -> None:
+    """The quick way to write one decision says what the general way says, of this node's own and of another's."""
+    packer = Packer("me")
+    for verdict in [(0, 10, 9, 1_700_000_000_000, 0), (1, 2**64 - 1, 0, 0, 2**63)]:
+        for _ in range(2):  # the second time its owner is known
+            quick, general = packer.decided(7, verdict, owner), packer.answer(7, Outcome.ANSWERED, ())
+            assert len(general) < len(quick) == 4 + int.from_bytes(quick[:4], "big")
+            whole = verdict if owner is None else (*verdict, owner)
+            assert open_answer(quick[4:]) == (7, Outcome.ANSWERED, (whole,), "me")
+
+
+@pytest.mark.parametrize("odd", [None, -1, 2**64, 1.0, "1", (), b""])
+def test_what_is_no_decision_is_not_written_as_one(odd: object) -> None:
+    """A value from another node that does not fit is refused whole, wherever it stands."""
+    for place in range(5):
+        verdict: list[object] = [0, 10, 9, 1_700_000_000_000, 0]
+        verdict[place] = odd
+        with pytest.raises(DoesNotFit):
+            Packer("me").decided(7, tuple(verdict), "other")  # type: ignore[arg-type]
+
+
+def test_owners_that_are_kept_packed_are_bounded() -> None:
+    """A peer that gives itself ever new names fills no memory, and is still told by the name that it gave."""
+    packer = Packer("me")
+    for number in range(25_000):
+        packer.decided(7, (0, 1, 1, 1, 0), f"node-{number}")
+    assert len(packer._ends) <= 10_000
+    assert open_answer(packer.decided(7, (0, 1, 1, 1, 0), "node-1")[4:])[2] == ((0, 1, 1, 1, 0, "node-1"),)
 
 
 @pytest.mark.parametrize("outcome", Outcome)
