@@ -9,7 +9,7 @@ WORKERS ?= 2
 
 .PHONY: help
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 .venv/.daemon: setup.cfg pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Sidegate needs Python 3.11 or later; name one with make PYTHON=..." >&2; exit 1; }
@@ -27,8 +27,16 @@ run: .venv/.daemon ## start the daemon (main job); Ctrl-C stops it
 	@exec $(BIN)/sidegate serve
 
 .PHONY: test
-test: .venv/.dev ## run every test
-	$(BIN)/python -m pytest -n $(WORKERS)
+test: .venv/.dev ## run every test, but for those of test-kubernetes
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not real_kubernetes'
+
+.PHONY: kube
+kube: .venv/.dev ## build a real kube-apiserver into your cache folder, once (6 minutes; needs Go)
+	@$(BIN)/python -m tests.kube_build
+
+.PHONY: test-kubernetes
+test-kubernetes: kube ## run the tests that need a real kube-apiserver; they skip where it cannot be built
+	$(BIN)/python -m pytest -m real_kubernetes -rs
 
 PROTO := sidecar/gateway/proto/gubernator.proto
 protoc = $(BIN)/python -m grpc_tools.protoc -I . --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO)
