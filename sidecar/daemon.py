@@ -65,6 +65,10 @@ cost 4 % of the asked daemon's time; more would pause the loop for longer than a
 _CLOCK_AHEAD_WORTH_TELLING = 1_000
 
 
+class _TracingUnavailable(ConfigError):
+    """Tracing is on, and what it needs is not there."""
+
+
 class Daemon:
     """One running daemon.  `config` says all; `reload` gives it anew on SIGHUP.
 
@@ -327,7 +331,7 @@ class Daemon:
         await self._tell_standing("")
 
     def _start_tracing(self) -> None:
-        """Have batches followed by spans, if that is on; raises ConfigError."""
+        """Have batches followed by spans, if that is on; raises _TracingUnavailable."""
         if self._config.tracing == "off":
             return
         try:
@@ -335,8 +339,11 @@ class Daemon:
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("opentelemetry"):
                 raise
-            raise ConfigError("tracing: on needs opentelemetry-api: pip install 'sidegate[otel]'") from None
-        self._service.tracing, self._stop_tracing = start(self._config.node, release(), self._repeats, self._log)
+            raise _TracingUnavailable("tracing: on needs opentelemetry-api: pip install 'sidegate[otel]'") from None
+        try:
+            self._service.tracing, self._stop_tracing = start(self._config.node, release(), self._repeats, self._log)
+        except ConfigError as error:
+            raise _TracingUnavailable(str(error)) from None
 
     def _tell_reading(self, begins: bool) -> None:
         if begins:
@@ -480,8 +487,11 @@ def serve(config: Config, reload: Callable[[], Config] | None = None) -> int:
     except BadCertificates as error:
         log.error("tls_unavailable", reason=str(error))
         return 2
-    except ConfigError as error:
+    except _TracingUnavailable as error:
         log.error("tracing_unavailable", reason=str(error))
+        return 2
+    except ConfigError as error:
+        log.error("settings_unusable", reason=str(error))
         return 2
     except CannotListen as error:
         log.error("listen_failed", reason=str(error), listen=error.address)

@@ -15,7 +15,9 @@ import pytest
 from google.protobuf import json_format
 
 from sidecar import Limit
-from sidecar.config import ConfigError
+from sidecar.config import Config, ConfigError
+from sidecar.daemon import Daemon
+from sidecar.daemon import serve as serve_here
 from sidecar.exporters import _finish, exporter_names, start
 from tests.clusters import Cluster
 from tests.daemons import DaemonProcess, clean_environment, wait_until
@@ -287,6 +289,21 @@ def test_a_daemon_that_cannot_trace_does_not_start(
     line = json.loads(ended.stderr.splitlines()[-1])
     assert line["event"] == "tracing_unavailable"
     assert line["reason"].startswith(why)
+
+
+def test_another_setting_that_is_judged_late_is_not_called_tracing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit status 2, and a line of its own."""
+
+    async def refuse(_: Daemon) -> None:
+        raise ConfigError("discovery: nowhere is none")
+
+    monkeypatch.setattr(Daemon, "run", refuse)
+    assert serve_here(Config()) == 2
+    line = json.loads(capsys.readouterr().err)
+    assert (line["event"], line["level"]) == ("settings_unusable", "error")
+    assert line["reason"] == "discovery: nowhere is none"
 
 
 def test_a_daemon_without_the_sdk_serves_and_says_once_that_it_traces_nothing(

@@ -169,7 +169,7 @@ def inner(**fields: Any) -> dict[str, Any]:
         (b"{", "body"),
         (b"\xff\xfe", "body"),
         (b"[" * 60_000, "body"),
-        (b'{"requests":[{"hits":' + b"9" * 5_000 + b"}]}", "body"),
+        (b'{"requests":[{"hits":' + b"9" * 5_000 + b"}]}", "requests[0].hits"),
         ([], "body"),
         ("x", "body"),
         (None, "body"),
@@ -234,6 +234,82 @@ def test_a_body_that_is_too_large_is_refused(where: str) -> None:
         assert "field 'body'" in json.loads(response.read())["message"]
         connection.close()
     assert ask(where, b"{}".ljust(MAX_BODY)).status == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "x"])
+def test_a_body_that_is_compressed_is_refused(start_daemon: Callable[..., DaemonProcess], encoding: str) -> None:
+    """415, whatever is in it; that it is none of its kind is no fault of ours."""
+    where = f"127.0.0.1:{free_port()}"
+    daemon = start_daemon("--http", where)
+    connection = connect(where)
+    connection.request("POST", "/v1/GetRateLimits", b"{}", {"Content-Encoding": encoding})
+    response = connection.getresponse()
+    assert response.status == 415
+    assert encoding in json.loads(response.read())["message"]
+    connection.close()
+    assert not daemon.events("internal_error") + daemon.events("loop_error")
+
+
+def raw_answer(where: str, sent: bytes) -> bytes:
+    """What comes back for these bytes, up to the end of the first read."""
+    host, _, port = where.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE) as raw:
+        raw.sendall(sent)
+        return raw.recv(65_536)
+
+
+POST = b"POST /v1/GetRateLimits HTTP/1.1\r\nHost: h\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "answer"),
+    [
+        (b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"Expect: tea\r\nContent-Length: 2\r\n\r\n", b"HTTP/1.1 417 "),
+        (b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY + 1), b"HTTP/1.1 413 "),
+        (b"Expect: 100-continue\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\n", b"HTTP/1.1 415 "),
+        (b"Content-Length: %d\r\n\r\n" % (MAX_BODY + 1), b"HTTP/1.1 413 "),
+    ],
+)
+def test_a_body_is_asked_for_or_refused_before_it_is_sent(where: str, head: bytes, answer: bytes) -> None:
+    """By its head alone; the refusals are JSON."""
+    got = raw_answer(where, POST + head)
+    assert got.startswith(answer)
+    assert answer.startswith(b"HTTP/1.1 100") or b'"message":"field ' in got
+
+
+def test_a_body_that_was_asked_for_is_answered(where: str) -> None:
+    """100, then 200."""
+    host, _, port = where.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE) as raw:
+        raw.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        assert raw.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        raw.sendall(b"{}")
+        assert raw.recv(65_536).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        POST + b"Content-Length: -1\r\n\r\n",
+        POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        POST + b"X: %s\r\n\r\n" % (b"x" * 9_000),
+        b"GET /%s HTTP/1.1\r\nHost: h\r\n\r\n" % (b"x" * 9_000),
+        b"GET /livez HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_a_callers_fault(start_daemon: Callable[..., DaemonProcess], sent: bytes) -> None:
+    """400, and one warning that says why, not a fault of ours with a traceback."""
+    where = f"127.0.0.1:{free_port()}"
+    daemon = start_daemon("--http", where)
+    assert b" 400 " in raw_answer(where, sent).split(b"\r\n")[0]
+    wait_until(lambda: daemon.events("bad_http"), "it is told")
+    (line,) = daemon.events("bad_http")
+    assert line["level"] == "warning"
+    assert line["reason"]
+    assert "exception" not in line
+    assert not daemon.events("internal_error") + daemon.events("loop_error")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.http import HttpProcessingError, HttpVersion11
 
 from sidecar.gateway.json_v1 import BadBody, add_request, plain, requests_in
 from sidecar.gateway.mapping import TooManyRequests
@@ -25,6 +26,9 @@ _HANDSHAKE = 10.0
 """Seconds that a client may take for its TLS handshake."""
 _SLICE = 100
 """Requests read or answers written in one go, 2 ms: JSON of a full call would else hold up the socket for 30."""
+_CONTINUE = "100-continue"
+_TOLD = 200
+"""Characters of an odd caller's words that are told."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # The codes of google.rpc, which gRPC's own JSON gateways answer with.
 _INVALID, _NOT_FOUND, _EXHAUSTED, _UNIMPLEMENTED, _INTERNAL, _UNAVAILABLE = 3, 5, 8, 12, 13, 14
@@ -48,7 +52,33 @@ def make_app(
     max_body: bytes.  patience: seconds that a client may take to send its body.
     """
 
+    def unread(request: web.Request) -> web.Response | None:
+        """The refusal of a body that need not be read for it."""
+        encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
+        if encoding.lower() != "identity":
+            return _error(415, f"field 'body' is encoded ({encoding[:_TOLD]!r}); it must come as it is")
+        if (request.content_length or 0) > max_body:
+            return too_large()
+        return None
+
+    def too_large() -> web.Response:
+        return _error(413, f"field 'body' has more than {max_body} bytes")
+
+    async def expect(request: web.Request) -> web.StreamResponse | None:
+        """Whoever waits to be told to send its body is told, or refused before it has sent any."""
+        expected = request.headers.get(hdrs.EXPECT, "")
+        if request.version >= HttpVersion11:
+            if expected.lower() != _CONTINUE:
+                return _error(417, f"field 'Expect' must be {_CONTINUE}, not {expected[:_TOLD]!r}")
+            if refused := unread(request):
+                return refused
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0  # the answer itself has not begun
+        return None
+
     async def get_rate_limits(request: web.Request) -> web.Response:
+        if refused := unread(request):
+            return refused
         try:
             async with asyncio.timeout(patience):
                 body = await request.read()
@@ -90,7 +120,7 @@ def make_app(
         except BadBody as error:
             return _error(400, str(error))
         except web.HTTPRequestEntityTooLarge:
-            return _error(413, f"field 'body' has more than {max_body} bytes")
+            return too_large()
         except web.HTTPMethodNotAllowed as error:
             allowed = ", ".join(sorted(error.allowed_methods))
             answer = _error(405, f"{request.method} is no method of {request.path}; it has {allowed}")
@@ -100,6 +130,8 @@ def make_app(
             return _error(404, f"no such path: {request.path}")
         except web.HTTPException as error:
             return _error(error.status, error.reason or "")
+        except web.RequestPayloadError as error:
+            return _error(400, f"field 'body' cannot be read: {str(error)[:_TOLD]}")
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception as error:
@@ -107,18 +139,22 @@ def make_app(
             return _error(500, "internal error; the daemon's log tells more", _INTERNAL)
 
     app = web.Application(client_max_size=max_body, middlewares=[errors])
-    app.router.add_post("/v1/GetRateLimits", get_rate_limits)
-    app.router.add_get("/v1/HealthCheck", health_check)
-    app.router.add_get("/v1/LiveCheck", live_check)
-    app.router.add_get("/livez", livez)
-    app.router.add_get("/readyz", readyz)
+    app.router.add_post("/v1/GetRateLimits", get_rate_limits, expect_handler=expect)
+    gets: dict[str, Handler] = {
+        "/v1/HealthCheck": health_check,
+        "/v1/LiveCheck": live_check,
+        "/livez": livez,
+        "/readyz": readyz,
+    }
     if metrics is not None:
         exposition = metrics
 
         async def tell_metrics(_: web.Request) -> web.Response:
             return web.Response(body=exposition(), headers={"Content-Type": _METRICS_TYPE})
 
-        app.router.add_get("/metrics", tell_metrics)
+        gets["/metrics"] = tell_metrics
+    for path, handler in gets.items():
+        app.router.add_get(path, handler, expect_handler=expect)
     return app
 
 
@@ -129,9 +165,15 @@ class HttpDoor:
         # What aiohttp itself has to say, of clients that speak no HTTP, goes the way of all our trouble.
         logger = logging.Logger("http")
         logger.addHandler(_Told(report))
-        # A caller that hangs up is waited for no longer.
+        # A caller that hangs up is waited for no longer.  Bodies are taken as they come: what one decompresses to would
+        # have to be bounded too.
         self._runner = web.AppRunner(
-            app, access_log=None, logger=logger, shutdown_timeout=grace, handler_cancellation=True
+            app,
+            access_log=None,
+            logger=logger,
+            shutdown_timeout=grace,
+            handler_cancellation=True,
+            auto_decompress=False,
         )
         self._listener: asyncio.AbstractServer | None = None
 
@@ -166,6 +208,9 @@ class _Told(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):  # the caller's fault, and no traceback tells more of it
+            self._report("bad_http", reason=" ".join(error.message.split())[:_TOLD])
+            return
         self._report("loop_error", error=record.getMessage(), exc_info=error)
 
 

@@ -7,6 +7,7 @@ does not have, one given twice, and an enum's number too large for it are mistak
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from google.protobuf import json_format
@@ -19,6 +20,8 @@ _TEXTS = ("name", "unique_key")
 _ENUMS = {"algorithm": Algorithm.keys(), "behavior": Behavior.keys()}
 _ENUM_MAX = 2**31 - 1
 _REQUESTS = "requests"
+_DIGITS = 20
+"""Of a number of 64 bits, with its sign."""
 _SHOWN = 80
 """Characters of an odd name that are told."""
 _REFUSALS = (json_format.ParseError, ValueError, TypeError, RecursionError)
@@ -31,7 +34,7 @@ class BadBody(ValueError):
 def requests_in(body: bytes) -> list[Any]:
     """The requests of a GetRateLimits body, not looked at yet; raises BadBody, TooManyRequests."""
     try:
-        content = json.loads(body, object_pairs_hook=_once)
+        content = _read(body)
     except BadBody:
         raise
     except RecursionError:
@@ -79,6 +82,21 @@ def plain(message: Any) -> dict[str, Any]:
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     return found
+
+
+def _read(body: bytes) -> Any:
+    """What stands in a body; raises ValueError, RecursionError."""
+    try:
+        return json.loads(body, object_pairs_hook=_once)
+    except (BadBody, json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:
+        # An integer of more digits than Python reads.  As what no field takes it is found in its field.
+        return json.loads(body, object_pairs_hook=_once, parse_int=_number)
+
+
+def _number(digits: str) -> float:
+    return int(digits) if len(digits) <= _DIGITS else math.inf
 
 
 def _short(name: str) -> str:
