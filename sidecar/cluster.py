@@ -199,11 +199,15 @@ class Cluster:
     @property
     def address(self) -> str:
         """Where peers reach this node; a path, if it listens on one and advertises nothing."""
+        if self._me is not None:
+            return self._me.address
         return self._config.advertise or self._config.listen
 
     def _find_me(self, members: frozenset[Peer]) -> Peer | None:
         if self._me is not None:
-            return next((peer for peer in members if peer.name == self._me.name), self._me)
+            mine = (self._me.name, self._me.address)
+            # A source that has no names lists addresses, this one's too.
+            return next((peer for peer in members if peer.name in mine), self._me)
         by_name = [peer for peer in members if peer.name == self._config.node]
         # In the one spelling that lists are read in; no list has a path in it.
         here = parse_peers("" if self.address.startswith(UNIX) else self.address)

@@ -19,6 +19,7 @@ from datetime import UTC, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from cluster_link.discovery.endpoints import IDENTITIES
 from cluster_link.membership import parse_peers
 from sidecar.address import socket_path, strip_scheme
 from sidecar.calendar import LAST_INSTANT
@@ -30,7 +31,7 @@ from sidecar.wire import DEFAULT_MAX_FRAME
 
 PREFIX = "SIDEGATE_"
 FILE_VARIABLE = "SIDEGATE_CONFIG"
-DISCOVERY = ("static",)
+DISCOVERY = ("static", "kubernetes")
 OFF = "off"
 """A door that is not opened."""
 UNIX = "unix:"
@@ -121,6 +122,12 @@ def _door(text: str) -> str:
 def _server_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._:-]{1,253}", text, re.ASCII):
         raise ValueError("must be a host name or an IP address")
+    return text
+
+
+def _label(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text, re.ASCII):
+        raise ValueError("must be 1 to 63 of a-z, 0-9 and -, no - at the ends")
     return text
 
 
@@ -253,7 +260,7 @@ class Config:
     discovery: str = _setting(
         "static",
         "",
-        "where the set of peers comes from: static, the list in `peers`",
+        "where the set of peers comes from: static, the list in `peers`; kubernetes, a Service's EndpointSlices",
         _one_of(*DISCOVERY),
         reason="a list is enough where hosts seldom change; the others follow a scale-up within two seconds",
     )
@@ -264,6 +271,45 @@ class Config:
         _peers,
         reloadable=True,
         reason="one limit over many hosts needs every daemon to know the same set; one host needs none of it",
+    )
+    kubernetes_namespace: str = _setting(
+        "",
+        "name",
+        "the namespace that the Service is in",
+        _label,
+        rule="the variable POD_NAMESPACE",
+        reason="a Service selects pods of its own namespace, so a ring is one namespace's; name it only outside of "
+        "a pod",
+    )
+    kubernetes_service: str = _setting(
+        "sidegate-peers",
+        "name",
+        "the headless Service that selects all daemons of the cluster",
+        _label,
+        reason="one ring is one Service; it needs `publishNotReadyAddresses: true` (deploy/kubernetes/)",
+    )
+    kubernetes_port: str = _setting(
+        "grpc",
+        "name",
+        "the name of the Service's port that is the daemons' `listen`",
+        _label,
+        reason="by its name, so that pods may have different numbers; a Service's other ports are passed over",
+    )
+    kubernetes_identity: str = _setting(
+        "uid",
+        "",
+        "what places a pod on the ring: uid, node or pod, its own name",
+        _one_of(*IDENTITIES),
+        reason="a uid is never used again; node keeps every key's owner where a DaemonSet's pod is replaced, pod where "
+        "a StatefulSet's is. The same on all daemons of a cluster",
+    )
+    kubernetes_kubeconfig: str = _setting(
+        "",
+        "path",
+        "a kubeconfig file that says where the API server is and who asks",
+        _path,
+        rule="the pod's own service account",
+        reason="a pod needs none; a daemon outside of the cluster does, and its pods must reach it",
     )
     listen: str = _setting(
         "127.0.0.1:1051",

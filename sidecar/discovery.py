@@ -24,11 +24,19 @@ _TO_LEAVE = 1.0
 
 def identity(config: Config, environ: Mapping[str, str]) -> Peer:
     """This daemon as its source will name it; raises ConfigError."""
+    if config.discovery == "kubernetes":
+        from sidecar.pods import myself
+
+        return myself(config, environ).peer
     raise ConfigError(f"discovery: {config.discovery} is none")
 
 
 def open_source(config: Config, me: Peer, standing: Standing, environ: Mapping[str, str]) -> Source:
     """The source that `discovery` chose; raises ConfigError for one that cannot be had here."""
+    if config.discovery == "kubernetes":
+        from sidecar.pods import open_kubernetes
+
+        return open_kubernetes(config, standing, environ)
     raise ConfigError(f"discovery: {config.discovery} is none")
 
 

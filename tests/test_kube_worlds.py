@@ -9,15 +9,16 @@ import pytest
 from tests.daemons import wait_until
 from tests.kube_reader import Reader, Seen, slices_path
 from tests.kube_real import RealWorld, built
+from tests.kube_server import OwnWorld
 from tests.kube_world import World
 
 T, F = True, False
 
 
-@pytest.fixture(scope="module", params=[pytest.param("real", marks=pytest.mark.real_kubernetes)])
+@pytest.fixture(scope="module", params=["own", pytest.param("real", marks=pytest.mark.real_kubernetes)])
 def opened(request: pytest.FixtureRequest) -> Iterator[World]:
     """One server for all tests here."""
-    world = RealWorld(built())
+    world: World = OwnWorld() if request.param == "own" else RealWorld(built())
     yield world
     world.close()
 

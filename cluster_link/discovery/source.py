@@ -56,11 +56,15 @@ class Standing:
             self.why = ""
             self._report("discovery_back", source=self.name)
 
-    def lost(self, why: str) -> None:
-        """The source was not reached, or what it said is of no use; one line for operators."""
+    def lost(self, why: str, tell: bool = True) -> None:
+        """The source was not reached, or what it said is of no use; one line for operators.
+
+        tell: False where the source itself knows that it has been told enough; it is counted in any case.
+        """
         self._failed += 1
         self.why = why
-        self._report("discovery_away", source=self.name, reason=why)
+        if tell:
+            self._report("discovery_away", source=self.name, reason=why)
 
     def changed(self) -> None:
         """A set that it told has been taken over."""
