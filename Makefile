@@ -67,6 +67,13 @@ docs: .venv/.dev ## write docs/configuration.md from the code
 bench: .venv/.dev ## measure against the targets (about two minutes, an idle machine)
 	$(BIN)/python -m benchmarks
 
+SIMULATE ?=
+.PHONY: simulate
+simulate: .venv/.dev ## clusters of 10 to 2,000 nodes on paper (four minutes; SIMULATE=--quick: seconds)
+	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check \
+		--config-settings editable_mode=compat -e '.[daemon,dev,bench]'
+	$(BIN)/python -m benchmarks.simulate $(SIMULATE)
+
 .PHONY: fuzz
 fuzz: .venv/.dev ## malformed input for ten minutes (SECONDS_TO_FUZZ=600)
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS_TO_FUZZ),600)
