@@ -17,7 +17,7 @@ from benchmarks.simulation.link import Link, Totals
 from benchmarks.simulation.timeline import Core, Costs, Timeline
 from cluster_link.membership import Peer
 from cluster_link.ring import Ring
-from sidecar.forward import LoneSlot
+from sidecar.forward import Frame, Slot
 from sidecar.messages import Behavior, Status, Verdict
 from sidecar.replica import Replicas
 from sidecar.sync import GlobalSync, settle_all
@@ -141,7 +141,8 @@ class _Node:
         assert peer is not None
         cluster.asks += 1
         self.core.spend(cluster.timeline.now, cluster.costs.asked_request / 2)
-        slot = LoneSlot(_Asker(cluster, unique_key), 0, _first, request, cluster.fall_back)
+        frame = Frame(_Asker(cluster, unique_key), [None], 1, lambda answers: answers[0])
+        slot = Slot(frame, 0, request, cluster.fall_back)
         self.sync.ask(peer, request, slot)
 
 
@@ -236,7 +237,3 @@ def judge(cluster: SharedCluster, plan: Plan, keys: Sequence[str]) -> Shared:
         busiest=max(node.core.spent for node in nodes) / plan.seconds / 1e6,
         answered=cluster.answers / cluster.hits if cluster.hits else 1.0,
     )
-
-
-def _first(request_id: int, outcome: int, answers: tuple[Any, ...]) -> Any:
-    return answers[0]
