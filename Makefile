@@ -38,18 +38,18 @@ kube: .venv/.dev ## build a real kube-apiserver into your cache folder, once (6 
 test-kubernetes: kube ## run the tests that need a real kube-apiserver; they skip where it cannot be built
 	$(BIN)/python -m pytest -m real_kubernetes -rs
 
-PROTO := sidecar/gateway/proto/gubernator.proto
+PROTO := sidecar/gateway/proto/gubernator.proto cluster_link/discovery/proto/etcd.proto
 protoc = $(BIN)/python -m grpc_tools.protoc -I . --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO)
 
 .PHONY: proto
-proto: .venv/.dev ## make the V1 API's code from its .proto
+proto: .venv/.dev ## make the code of the V1 API and of etcd's from their .proto
 	$(call protoc,.)
 
 .PHONY: check-proto
 check-proto: .venv/.dev
 	@made=$$(mktemp -d) && trap 'rm -rf "$$made"' EXIT && $(call protoc,$$made) && \
-	for file in $(PROTO:%.proto=%)_pb2.py $(PROTO:%.proto=%)_pb2.pyi $(PROTO:%.proto=%)_pb2_grpc.py; do \
-		cmp "$$made/$$file" "$$file" || { echo "$$file is not what $(PROTO) makes: make proto" >&2; exit 1; }; done
+	for file in $(foreach made,_pb2.py _pb2.pyi _pb2_grpc.py,$(PROTO:%.proto=%$(made))); do \
+		cmp "$$made/$$file" "$$file" || { echo "$$file is not what its .proto makes: make proto" >&2; exit 1; }; done
 
 .PHONY: check
 check: .venv/.dev check-proto ## lint, types, import walls and what is made from the code

@@ -7,6 +7,11 @@ class BadCertificates(Exception):
     """A set of TLS files that cannot be used; the text is one line that names the setting and the file."""
 
 
+class BadCredentials(Exception):
+    """A file that a source of members is spoken to with cannot be used; the text is one line that names the setting and
+    the file."""
+
+
 class CannotListen(Exception):
     """An address cannot be bound.  setting: the name of the setting that it came from."""
 

@@ -25,6 +25,9 @@ _REASONS = (
 )
 
 
-def explain(text: str) -> str:
-    """What gRPC or BoringSSL says of a handshake that failed, in an operator's words; "" if it says no such thing."""
-    return next((reason for sign, reason in _REASONS if sign in text), "")
+def explain(text: str, ca: str = "tls_ca") -> str:
+    """What gRPC or BoringSSL says of a handshake that failed, in an operator's words; "" if it says no such thing.
+
+    ca: the setting that names the CAs.
+    """
+    return next((reason.replace("tls_ca", ca) for sign, reason in _REASONS if sign in text), "")

@@ -207,7 +207,11 @@ class Cluster:
         if self._me is not None:
             mine = (self._me.name, self._me.address)
             # A source that has no names lists addresses, this one's too.
-            return next((peer for peer in members if peer.name in mine), self._me)
+            found = next((peer for peer in members if peer.name in mine), self._me)
+            if found.address == self._me.address or self.standing is None or self.standing.listed:
+                return found
+            # Our name is another daemon's by right: what falls to it is that one's to decide, and nothing is ours.
+            return Peer("", self.address)
         by_name = [peer for peer in members if peer.name == self._config.node]
         # In the one spelling that lists are read in; no list has a path in it.
         here = parse_peers("" if self.address.startswith(UNIX) else self.address)

@@ -31,7 +31,7 @@ from sidecar.wire import DEFAULT_MAX_FRAME
 
 PREFIX = "SIDEGATE_"
 FILE_VARIABLE = "SIDEGATE_CONFIG"
-DISCOVERY = ("static", "kubernetes")
+DISCOVERY = ("static", "kubernetes", "etcd")
 OFF = "off"
 """A door that is not opened."""
 UNIX = "unix:"
@@ -104,6 +104,21 @@ def _address(text: str) -> str:
     if not host or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 0 < int(port) < 65_536 or " " in text:
         raise ValueError("must be host:port")
     return text
+
+
+def _endpoints(text: str) -> str:
+    try:
+        if "/" in text:
+            raise ValueError
+        return ",".join(_address(part.strip()) for part in text.split(","))
+    except ValueError:
+        raise ValueError("must be host:port, comma separated, without a scheme") from None
+
+
+def _prefix(text: str) -> str:
+    if not text.isprintable() or not text.rstrip("/") or len(text) > 1_000:
+        raise ValueError("must be 1 to 1000 printable characters, not slashes alone")
+    return text.rstrip("/")
 
 
 def _door(text: str) -> str:
@@ -260,9 +275,68 @@ class Config:
     discovery: str = _setting(
         "static",
         "",
-        "where the set of peers comes from: static, the list in `peers`; kubernetes, a Service's EndpointSlices",
+        "where the set of peers comes from: static, the list in `peers`; kubernetes, a Service's EndpointSlices; etcd, "
+        "the keys below `etcd_prefix` (docs/discovery.md)",
         _one_of(*DISCOVERY),
         reason="a list is enough where hosts seldom change; the others follow a scale-up within two seconds",
+    )
+    etcd_endpoints: str = _setting(
+        "",
+        "host:port, comma separated",
+        "etcd's servers, v3.4 or later; needed with `discovery` etcd, which lists this daemon as `node` at `advertise`",
+        _endpoints,
+        reason="they are tried in turn, so that one that is down keeps nobody from following; TLS is spoken where "
+        "`etcd_ca` is set, so no scheme stands before them",
+    )
+    etcd_prefix: str = _setting(
+        "/sidegate/peers",
+        "key",
+        "below which each daemon has a key of its name, whose value is its address",
+        _prefix,
+        reason="the same on all daemons of a cluster; one etcd serves several clusters below different prefixes",
+    )
+    etcd_ttl: int = _setting(
+        10,
+        "s",
+        "how long a daemon that was killed stays registered; the lease is renewed three times in it",
+        _integer(3, 3_600),
+        reason="until then its keys fall back; much less, and a daemon that etcd does not hear for a moment loses its "
+        "keys to others and gets them back",
+    )
+    etcd_user: str = _setting(
+        "",
+        "name",
+        "the user that etcd knows this daemon as, with `etcd_password_file`; none: no user, or the certificate's",
+        _node,
+        reason="needed where etcd's authentication is on; the user needs to read and write below `etcd_prefix` alone",
+    )
+    etcd_password_file: str = _setting(
+        "",
+        "path",
+        "file with that user's password; a newline at its end is none of it",
+        _path,
+        reason="a file, since variables and options are seen by others; it is read anew for each connection",
+    )
+    etcd_ca: str = _setting(
+        "",
+        "path",
+        "PEM file of the CAs that may have signed the certificates of etcd's servers; switches TLS to them on",
+        _path,
+        reason="the file is read anew for each connection, as the two below are, so that a renewal needs no restart",
+    )
+    etcd_cert: str = _setting(
+        "",
+        "path",
+        "PEM file of the certificate that etcd is shown, with `etcd_key`",
+        _path,
+        reason="needed where etcd asks for client certificates",
+    )
+    etcd_key: str = _setting(
+        "",
+        "path",
+        "PEM file of that certificate's private key, not encrypted",
+        _path,
+        reason="the daemon's user alone should be able to read it",
     )
     peers: str = _setting(
         "",
@@ -562,6 +636,8 @@ def load(
             raise ConfigError(f"peers: are told by {config.discovery} (discovery), so none can be listed here")
         if config.listen == OFF:
             raise ConfigError("listen: a daemon with peers cannot have it off, since they call it there")
+    if config.discovery == "etcd":
+        _check_etcd(config)
     files = {"tls_ca": config.tls_ca, "tls_cert": config.tls_cert, "tls_key": config.tls_key}
     missing = [name for name, path in files.items() if not path]
     if missing and len(missing) < len(files):
@@ -569,6 +645,28 @@ def load(
     if missing and config.tls_server_name:
         raise ConfigError("tls_server_name: has no effect without tls_ca, tls_cert and tls_key")
     return config, sources
+
+
+def _check_etcd(config: Config) -> None:
+    if not config.etcd_endpoints:
+        raise ConfigError("etcd_endpoints: is missing; discovery etcd needs to know where etcd is")
+    if bool(config.etcd_user) != bool(config.etcd_password_file):
+        name = "etcd_password_file" if config.etcd_user else "etcd_user"
+        raise ConfigError(f"{name}: is missing; a user takes etcd_user and etcd_password_file, both or neither")
+    if bool(config.etcd_cert) != bool(config.etcd_key):
+        name = "etcd_key" if config.etcd_cert else "etcd_cert"
+        raise ConfigError(f"{name}: is missing; a certificate takes etcd_cert and etcd_key, both or neither")
+    if config.etcd_cert and not config.etcd_ca:
+        raise ConfigError("etcd_ca: is missing; it switches TLS on, without which etcd_cert has no effect")
+    address = config.advertise or config.listen
+    if address.startswith(UNIX):
+        raise ConfigError("advertise: is missing; peers cannot reach the path that listen names")
+    try:
+        host = parse_peers(address)
+    except ValueError as error:
+        raise ConfigError(f"advertise: peers need it as an address, but {error}") from None
+    if any(peer.address.rpartition(":")[0] in ("0.0.0.0", "[::]") for peer in host):  # noqa: S104
+        raise ConfigError(f"advertise: must be the address that peers reach this daemon at, not {address}")
 
 
 def _read(file: str) -> dict[str, str]:

@@ -14,7 +14,8 @@ from typing import Any
 
 from cluster_link.discovery.gather import Gather
 from cluster_link.discovery.source import Source, Standing
-from cluster_link.membership import Peer
+from cluster_link.errors import BadCredentials
+from cluster_link.membership import Peer, parse_peers
 from sidecar.config import Config, ConfigError
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 30.0
@@ -28,6 +29,9 @@ def identity(config: Config, environ: Mapping[str, str]) -> Peer:
         from sidecar.pods import myself
 
         return myself(config, environ).peer
+    if config.discovery == "etcd":
+        (here,) = parse_peers(config.advertise or config.listen)
+        return Peer(config.node, here.address)
     raise ConfigError(f"discovery: {config.discovery} is none")
 
 
@@ -37,7 +41,22 @@ def open_source(config: Config, me: Peer, standing: Standing, environ: Mapping[s
         from sidecar.pods import open_kubernetes
 
         return open_kubernetes(config, standing, environ)
+    if config.discovery == "etcd":
+        return _open_etcd(config, me, standing)
     raise ConfigError(f"discovery: {config.discovery} is none")
+
+
+def _open_etcd(config: Config, me: Peer, standing: Standing) -> Source:
+    from cluster_link.discovery.etcd import Etcd, Settings
+    from cluster_link.discovery.etcd_link import Files
+
+    files = Files(config.etcd_ca, config.etcd_cert, config.etcd_key, config.etcd_user, config.etcd_password_file)
+    try:
+        files.read()
+    except BadCredentials as error:
+        raise ConfigError(str(error)) from None
+    endpoints = config.etcd_endpoints.split(",")
+    return Etcd(Settings(endpoints, config.etcd_prefix, config.etcd_ttl, files.read), me, standing)
 
 
 class Discovery:

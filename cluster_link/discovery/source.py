@@ -66,6 +66,10 @@ class Standing:
         if tell:
             self._report("discovery_away", source=self.name, reason=why)
 
+    def tell(self, event: str, **fields: object) -> None:
+        """Something else that operators should know of what the source says; `peer`: whom it is about."""
+        self._report(event, source=self.name, **fields)
+
     def changed(self) -> None:
         """A set that it told has been taken over."""
         self._changed_at = self._now()
