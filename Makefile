@@ -69,10 +69,26 @@ bench: .venv/.dev ## measure against the targets (about two minutes, an idle mac
 
 SIMULATE ?=
 .PHONY: simulate
-simulate: .venv/.dev ## clusters of 10 to 2,000 nodes on paper (four minutes; SIMULATE=--quick: seconds)
-	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check \
-		--config-settings editable_mode=compat -e '.[daemon,dev,bench]'
+simulate: .venv/.bench ## clusters of 10 to 2,000 nodes on paper (four minutes; SIMULATE=--quick: seconds)
 	$(BIN)/python -m benchmarks.simulate $(SIMULATE)
+
+.venv/.bench: .venv/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat -e '.[daemon,dev,bench]'
+	@touch $@
+
+GUBERNATOR_VERSION ?= v2.13.0
+GUBERNATOR_BIN = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sidegate/bin
+
+.PHONY: gubernator
+gubernator: ## build Gubernator to measure beside (needs Go; GUBERNATOR_VERSION=v2.13.0)
+	@command -v go >/dev/null || { echo "Gubernator is built with Go, and there is no go; see https://go.dev/doc/install" >&2; exit 1; }
+	@mkdir -p "$(GUBERNATOR_BIN)"
+	@GOBIN="$(GUBERNATOR_BIN)" go install github.com/gubernator-io/gubernator/v2/cmd/gubernator@$(GUBERNATOR_VERSION) || { \
+		echo "Gubernator $(GUBERNATOR_VERSION) does not build here; name another with GUBERNATOR_VERSION=, or leave it out: make bench-peers PEERS='--contenders sidegate,redis-fixed,...'" >&2; exit 1; }
+
+.PHONY: bench-peers
+bench-peers: .venv/.bench ## measure beside Gubernator and Redis (half an hour, an idle machine; PEERS='--quick')
+	$(BIN)/python -m benchmarks.peers $(PEERS)
 
 .PHONY: fuzz
 fuzz: .venv/.dev ## malformed input for ten minutes (SECONDS_TO_FUZZ=600)
