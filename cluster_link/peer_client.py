@@ -111,6 +111,7 @@ class PeerClient:
 
     codecs: one for each version that this node speaks, newest first; the first that the peer takes is used.
     report: told of changes: (event, **fields).
+    node: what the peer calls itself in its answers, where its name is not for people (a uid); "" before the first.
     seconds, sizes: round trips of answered batches, and the requests in them.
     trace: makes spans of batches; None while tracing is off.
     tls: None: the link is plain text.
@@ -141,6 +142,7 @@ class PeerClient:
         self._failure = ""
         self._greeted = False
         self._first_queued = 0.0
+        self.node = ""
         self.batches = 0
         self.requests = 0
         self._round_trips: deque[float] = deque(maxlen=_TIMED)
@@ -346,6 +348,7 @@ class PeerClient:
                 why = f"{self.peer.name} sent what is no answer to {len(sent.items)} requests"
             if sent.span is not None:
                 sent.span.end(why)
+            self.node = node
             if why:
                 for _, _, waiter in sent.items:
                     waiter.failed(why, True)

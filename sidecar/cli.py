@@ -329,8 +329,11 @@ def _peers(options: argparse.Namespace) -> int:
     else:
         if "discovery" in facts:
             print(_heard(facts["discovery"]))
+        widths = [max([26, *(len(peer[column]) for peer in facts["peers"])]) for column in ("name", "address")]
         for peer in facts["peers"]:
-            print(f"{peer['name']:<28}{peer['address']:<28}{peer['state']}")
+            # What it calls itself in decisions, where the ring has another name for it.
+            node = f"  {peer['node']}" if peer["node"] not in ("", peer["name"]) else ""
+            print(f"{peer['name']:<{widths[0]}}  {peer['address']:<{widths[1]}}  {peer['state']}{node}".rstrip())
     return 0
 
 

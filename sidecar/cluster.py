@@ -281,6 +281,7 @@ class Cluster:
                 {
                     "name": peer.name,
                     "address": peer.address,
+                    "node": self._config.node if peer == me else links[peer.name].node if peer.name in links else "",
                     "state": "self" if peer == me else links[peer.name].state if peer.name in links else "idle",
                     "queued": links[peer.name].queued if peer.name in links else 0,
                     "batches": links[peer.name].batches if peer.name in links else 0,

@@ -26,7 +26,9 @@ _ALONE = int(Behavior.NO_BATCHING)
 
 
 class Link(Protocol):
-    """The way to one peer: settles the waiter exactly once."""
+    """The way to one peer: settles the waiter exactly once.  node: what it calls itself; "" before it answered."""
+
+    node: str
 
     def ask(self, op: int, payload: Any, waiter: Slot, alone: bool = False) -> None: ...
 
@@ -166,7 +168,8 @@ class Router:
         if verdict is None:
             return False
         self._tally.row(request[0]).replica.see(verdict[0])
-        answers[index] = (*verdict, peer.name)
+        # As the owner would say it itself; on the ring it may be called by a uid.
+        answers[index] = (*verdict, self._link(peer).node or peer.name)
         return True
 
     def _ask(self, peer: Peer, request: Any, slot: Slot) -> None:

@@ -47,6 +47,7 @@ class FakeLink:
     """A link that remembers who waits, or settles at once as `reply` does."""
 
     def __init__(self, reply: Callable[[Slot], None] | None = None) -> None:
+        self.node = ""
         self.asked: list[tuple[int, Any, Slot, bool]] = []
         self._reply = reply
 

@@ -11,12 +11,14 @@ import pytest
 from cluster_link.discovery.endpoints import Rules
 from cluster_link.membership import Peer
 from sidecar import Decision, Limit, Status
+from sidecar.messages import Behavior
 from tests.clusters import free_port
 from tests.daemons import DaemonProcess, wait_until
 from tests.kube_listener import ME, Listener
 from tests.kube_real import RealWorld, built
 from tests.kube_server import OwnWorld
 from tests.kube_world import World
+from tests.test_cluster import command
 
 WITHIN = 2.0
 """Seconds in which a scale-up and a scale-down are followed, from the server's word on."""
@@ -232,6 +234,7 @@ def test_three_daemons_are_one(world: World, short_path: Path, monkeypatch: pyte
         for pod in pods:
             wait_until(lambda pod=pod: pod.members() == everyone, "they know each other", 20)  # type: ignore[misc]
         assert admitted(pods, "before", 90) == 90
+        assert_they_go_by_their_own_names(pods)
 
         pods.append(Pod(short_path, world, 3))
         everyone = {pod.uid for pod in pods}
@@ -257,6 +260,25 @@ def test_three_daemons_are_one(world: World, short_path: Path, monkeypatch: pyte
     finally:
         for pod in pods:
             pod.kill()
+
+
+def assert_they_go_by_their_own_names(pods: list[Pod]) -> None:
+    """Owners are told by the pods' names, of answers from replicas too, and `sidegate peers` tells uid and name."""
+    names = {pod.name for pod in pods}
+    limit = Limit("names", 1_000, per="1d", behavior=Behavior.GLOBAL)
+    for number in range(12):
+        for _ in range(3):  # from the owner, and then from the replica
+            decision = pods[0].ask(limit, f"account:{number}")
+            assert not decision.error, decision
+            assert decision.owner in names
+    told = command("peers", "--socket", pods[0].socket)
+    assert told.returncode == 0, told.stderr
+    rows = {line.split()[0]: line.split()[2:] for line in told.stdout.splitlines()[1:]}
+    assert rows == {
+        pods[0].uid: ["self", "pod-0"],
+        pods[1].uid: ["connected", "pod-1"],
+        pods[2].uid: ["connected", "pod-2"],
+    }
 
 
 def admitted(pods: list[Pod], key: str, amount: int) -> int:

@@ -76,8 +76,8 @@ def endpoints_of(
 def members_of(endpoints: Collection[Endpoint], rest: Callable[[], object] = lambda: None) -> frozenset[Peer]:
     """The members, each name once.
 
-    Where pods share a name (two on a node while a DaemonSet surges), the one whose address sorts first bears it, so
-    that every daemon chooses alike.
+    endpoints: of all slices.  Where pods share a name (two on a node while a DaemonSet surges), the one whose address
+    sorts first bears it, so that every daemon chooses alike.
     """
     leaving = {endpoint.pod for endpoint in endpoints if endpoint.terminating}
     best: dict[str, tuple[int, str]] = {}
@@ -87,7 +87,13 @@ def members_of(endpoints: Collection[Endpoint], rest: Callable[[], object] = lam
         if endpoint.pod not in leaving:
             rank = (endpoint.family, endpoint.address)
             best[endpoint.name] = min(rank, best.get(endpoint.name, rank))
-    return frozenset(Peer(name, address) for name, (_, address) in best.items())
+    members = set()
+    for number, (name, (_, where)) in enumerate(best.items()):
+        if number % _REST_EVERY == 0:
+            rest()
+        members.add(Peer(name, where))
+    rest()
+    return frozenset(members)
 
 
 def leaving_of(endpoints: Iterable[Endpoint]) -> frozenset[str]:
