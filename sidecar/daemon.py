@@ -258,6 +258,7 @@ class Daemon:
                 replicas=lambda: self._cluster.replicas if self._cluster is not None else None,
                 reports=lambda: self._cluster.reports if self._cluster is not None else 0,
                 standing=lambda: self._discovery.standing if self._discovery is not None else None,
+                expires=lambda: self._secure.certificates.expires.timestamp() if self._secure is not None else None,
                 lag=self._lag,
                 held_back=lambda: self._repeats.held_back,
                 build={"version": release(), "protocol": str(VERSION), "node": self._config.node},

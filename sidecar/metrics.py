@@ -37,6 +37,7 @@ class Sources(NamedTuple):
 
     links, replicas, reports: of the cluster; none, None and 0 while there is none.
     standing: of the source of members; None for a list.
+    expires: when the certificate in force ends, in seconds since the epoch; None where TLS is off.
     lag: seconds by which the loop's timers come late.  held_back: log lines not told.  build: labels of the release.
     """
 
@@ -48,6 +49,7 @@ class Sources(NamedTuple):
     replicas: Callable[[], ReplicaCounters | None]
     reports: Callable[[], int]
     standing: Callable[[], Standing | None]
+    expires: Callable[[], float | None]
     lag: Histogram
     held_back: Callable[[], int]
     build: dict[str, str]
@@ -75,6 +77,9 @@ class Metrics(Collector):
         yield from self._links()
         yield from self._replicas()
         yield from self._discovery()
+        expires = self._sources.expires()
+        if expires is not None:
+            yield _gauge("sidegate_tls_expiry_timestamp_seconds", "When the certificate in force ends.").of(expires)
         yield _histogram("sidegate_loop_lag_seconds", "How late the loop's timers come.", [((), self._sources.lag)])
         yield _counter("sidegate_log_lines_held_back", "Log lines that repeated and were not told.").of(
             self._sources.held_back()

@@ -120,6 +120,7 @@ class Node:
         self.lag = Histogram((0.001, 0.01))
         self.standing = Standing("dns", self.seconds.now, self.repeats)
         self.clustered = False
+        self.expires: float | None = None
         self._metrics = Metrics(
             Sources(
                 tally=self.tally,
@@ -130,6 +131,7 @@ class Node:
                 replicas=lambda: self.replicas.counters if self.clustered else None,
                 reports=lambda: self.sync.reports,
                 standing=lambda: self.standing if self.clustered else None,
+                expires=lambda: self.expires,
                 lag=self.lag,
                 held_back=lambda: self.repeats.held_back,
                 build={"version": "9.9", "protocol": "1", "node": ME.name},

@@ -230,6 +230,14 @@ def test_links_histograms_and_the_rest() -> None:
     assert scrape.value("sidegate_build_info", version="9.9", protocol="1", node="me") == 1
 
 
+def test_when_the_certificate_ends() -> None:
+    """As seconds since the epoch; nothing of it without TLS."""
+    node = Node()
+    assert "sidegate_tls_expiry_timestamp_seconds" not in node.scrape().told()
+    node.expires = 1_800_000_000.5
+    assert node.scrape().value("sidegate_tls_expiry_timestamp_seconds") == 1_800_000_000.5
+
+
 def test_how_the_source_of_peers_stands() -> None:
     """Nothing of it where peers are a list; ages come once there is something to be old."""
     node = Node()
@@ -280,6 +288,7 @@ def whole() -> Scrape:
     node.join()
     node.standing.heard()
     node.standing.changed()
+    node.expires = 1.0
     return node.scrape()
 
 

@@ -107,7 +107,7 @@ def test_a_link_is_measured(start_cluster: Callable[..., Cluster]) -> None:
 def test_a_daemon_tells_of_every_metric_there_is() -> None:
     """What the page, the alerts and the dashboard are held against (test_exposition.py) is what a daemon with all its
     doors open serves; one whose gRPC port is off has no metrics of GLOBAL, and
-    none here of discovery: its peers are a list."""
+    none here of discovery and TLS: its peers are a list, and its doors plain."""
     node = Node()
     node.join()
     whole = {name for name in node.scrape().told() if "discovery" not in name}
