@@ -31,6 +31,7 @@ class PeerServer:
     answer: a batch -> its answer; ValueError for bytes that are none.
     services: each adds another service to the server, so that all share its port.
     tls: None: the port takes plain text; else TLS alone.
+    most: connections at a time, others are closed at once; None: any number.
     """
 
     def __init__(
@@ -38,19 +39,21 @@ class PeerServer:
         answer: Callable[[bytes], bytes],
         services: Sequence[Callable[[grpc.aio.Server], None]] = (),
         tls: Tls | None = None,
+        most: int | None = None,
     ) -> None:
         self._tls = tls
         self._answer = answer
         self._streams: set[asyncio.Task[Any]] = set()
         self._last_batch = 0.0
         self._stopping = False
-        self._server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),  # two daemons on one address would share its connections at random
-                ("grpc.max_receive_message_length", MAX_MESSAGE),
-                ("grpc.max_send_message_length", MAX_MESSAGE),
-            ]
-        )
+        options = [
+            ("grpc.so_reuseport", 0),  # two daemons on one address would share its connections at random
+            ("grpc.max_receive_message_length", MAX_MESSAGE),
+            ("grpc.max_send_message_length", MAX_MESSAGE),
+        ]
+        if most is not None:
+            options.append(("grpc.max_allowed_incoming_connections", most))
+        self._server = grpc.aio.server(options=options)
         handler: Any = grpc.stream_stream_rpc_method_handler(self._carry)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE, {_METHOD_NAME: handler}),)

@@ -82,7 +82,9 @@ class Cluster:
         codecs = [_codec(Packer(config.node, version)) for version in VERSIONS]
         self._tls = None if certificates is None else Tls(certificates, config.tls_server_name)
         self._pool = PeerPool(codecs, self._settings, report, trace, self._tls)
-        self._server = PeerServer(lambda batch: service.answer_peer(batch, now()), services, self._tls)
+        self._server = PeerServer(
+            lambda batch: service.answer_peer(batch, now()), services, self._tls, config.max_connections
+        )
         self._socket_file: SocketFile | None = None
         # Shares of limits whose owner is away are counted apart, so that they never mix with owned buckets.
         calendar = Calendar(time_zone(config.time_zone))

@@ -235,10 +235,10 @@ class Config:
     max_connections: int = _setting(
         4096,
         "connections",
-        "most clients at a time",
+        "most clients at a time, at each door: the socket, gRPC (peers too) and HTTP",
         _integer(1, 1_000_000),
         reason="a worker holds one connection a thread that asks at a time; a leak in one application then ends "
-        "here, not at the host's open files. Needs as many open files and 64 more",
+        "here, not at the host's open files. Needs as many open files for each door that is open, and 64 more",
     )
     max_frame: int = _setting(
         DEFAULT_MAX_FRAME,
@@ -524,7 +524,7 @@ class Config:
     stall_timeout: int = _setting(
         10_000,
         "ms",
-        "how long a client may leave answers unread or a frame unfinished",
+        "how long a client may leave answers unread or a frame unfinished; over HTTP, a request's head or its body",
         _integer(100, 3_600_000),
         reason="longer than a worker is ever paused in normal life (a debugger aside); such a client holds memory "
         "for as long",

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -234,7 +235,13 @@ class Daemon:
             patience=config.stall_timeout / 1000,
         )
         # Calls that wait for owners have had the grace by then; the rest is a matter of writing what is there.
-        self._http = HttpDoor(app, self._repeats, min(1.0, config.grace / 1000))
+        self._http = HttpDoor(
+            app,
+            self._repeats,
+            grace=min(1.0, config.grace / 1000),
+            most=self._server.max_connections,
+            patience=config.stall_timeout / 1000,
+        )
         try:
             if config.http.startswith(UNIX):
                 path = config.http.removeprefix(UNIX)
@@ -298,6 +305,7 @@ class Daemon:
             from sidecar.discovery import identity
 
             me = identity(config, os.environ)
+        config = replace(config, max_connections=self._server.max_connections)  # fewer, where descriptors are short
         cluster = Cluster(config, self._service, self._clock.now, self._repeats, self._log, services, certificates, me)
         if self._secure is not None:
             self._secure.tell(cluster.secure_by)
@@ -421,6 +429,8 @@ class Daemon:
             if ahead > _CLOCK_AHEAD_WORTH_TELLING:
                 self._repeats("clock_set_back", ahead_ms=ahead)
             self._server.drop_stalled(loop.time())
+            if self._http is not None:
+                self._http.drop_stalled(loop.time())
             if self._hot is not None:
                 self._hot.renew(time.monotonic())
             counters = self._table.counters
@@ -436,7 +446,7 @@ class Daemon:
             if self._refusals is not None:
                 away = self._cluster.why_away if self._cluster is not None else []
                 for why in self._refusals.due(away).elements():
-                    self._repeats("tls_refused", reason=why)
+                    self._repeats("tls_refused", door="grpc", reason=why)
             self._repeats.flush()
             self._manager.try_again()
             if self._cluster is not None:
@@ -450,12 +460,14 @@ class Daemon:
 
     def _raise_descriptor_limit(self) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = self._config.max_connections + _SPARE_DESCRIPTORS
+        config = self._config
+        doors = 1 + (config.listen != OFF) + (config.http != OFF)
+        wanted = config.max_connections * doors + _SPARE_DESCRIPTORS
         if soft != resource.RLIM_INFINITY and soft < wanted:
             allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
             if allowed < wanted:
-                self._server.max_connections = max(1, allowed - _SPARE_DESCRIPTORS)
+                self._server.max_connections = max(1, (allowed - _SPARE_DESCRIPTORS) // doors)
                 self._log.warning("descriptors_short", limit=allowed, max_connections=self._server.max_connections)
 
     def _catch_signals(self, stop: asyncio.Event, remove_socket: Callable[[], None]) -> None:

@@ -77,8 +77,8 @@ def make_logger(level: str, form: str, stream: TextIO | None = None) -> Log:
 
 
 class Repeats:
-    """Tells of trouble that may repeat: each event at once, then at most one line an interval; of each peer, if it has
-    a field `peer`.
+    """Tells of trouble that may repeat: each event at once, then at most one line an interval; of each peer or door, if
+    it has a field `peer` or `door`.
 
     interval: seconds.  now: a clock in seconds.  `flush` tells of what was held back when no further trouble
     comes; call it now and then.
@@ -95,7 +95,7 @@ class Repeats:
     def __call__(self, event: str, **fields: object) -> None:
         """Log a warning (an error, if it has a field `error`), or hold it back and count it."""
         now = self._now()
-        kind = (event, fields.get("peer"))
+        kind = (event, fields.get("peer", fields.get("door")))
         if kind in self._last and now - self._last[kind] < self._interval:
             count, _ = self._held.get(kind, (0, fields))
             # The last one's fields are told, but not its traceback: it would no longer be the current one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -325,6 +326,38 @@ def test_a_unix_socket_has_its_mode_and_goes_with_the_daemon(
         assert stranger.ask(hit("k"))[0].remaining == WIDE - 1
     assert daemon.stop() == 0
     assert not path.exists()
+
+
+def test_grpc_connections_are_bounded(start_daemon: Callable[..., DaemonProcess]) -> None:
+    """Past max_connections gRPC closes a connection before it says anything; a place that is freed is usable again."""
+    port = free_port()
+    daemon = start_daemon("--listen", f"127.0.0.1:{port}", "--max-connections", "2")
+
+    def greeting(raw: socket.socket) -> bytes:
+        """A server of HTTP/2 speaks first."""
+        raw.settimeout(PATIENCE)
+        try:
+            return raw.recv(100)
+        except ConnectionError:
+            return b""
+
+    with (
+        socket.create_connection(("127.0.0.1", port)) as first,
+        socket.create_connection(("127.0.0.1", port)) as second,
+    ):
+        assert greeting(first)
+        assert greeting(second)
+        with socket.create_connection(("127.0.0.1", port)) as third:
+            assert greeting(third) == b""
+        with daemon.client() as client:
+            assert client.hit(Limit("n", 5, per="1s"), "k").remaining == 4
+        second.close()
+
+        def room() -> bool:
+            with socket.create_connection(("127.0.0.1", port)) as again:
+                return bool(greeting(again))
+
+        wait_until(room, "the place is free")
 
 
 def test_peers_may_come_to_a_daemon_that_was_alone(start_cluster: Callable[..., Cluster]) -> None:

@@ -367,6 +367,98 @@ def test_the_door_may_be_a_unix_socket(start_daemon: Callable[..., DaemonProcess
     assert not path.exists()
 
 
+def reach(where: str) -> socket.socket:
+    """A bare connection."""
+    host, _, port = where.rpartition(":")
+    return socket.create_connection((host, int(port)), PATIENCE)
+
+
+def alive(raw: socket.socket) -> bool:
+    """Whether a request over this connection is answered."""
+    raw.sendall(b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n")
+    try:
+        return raw.recv(65_536).startswith(b"HTTP/1.1 200 ")
+    except ConnectionError:
+        return False
+
+
+def hung_up_on(raw: socket.socket) -> bool:
+    """Wait for the end of a connection, reading what comes before."""
+    try:
+        while raw.recv(65_536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_callers_are_bounded(start_daemon: Callable[..., DaemonProcess]) -> None:
+    """Past max_connections a caller is hung up on and told of, apart from the socket's; a place that is freed is usable
+    again, and the socket's own places are not touched."""
+    where = f"127.0.0.1:{free_port()}"
+    daemon = start_daemon("--http", where, "--max-connections", "2")
+    with reach(where) as first, reach(where) as second:
+        assert alive(first)
+        assert alive(second)
+        with reach(where) as third:
+            assert hung_up_on(third)
+        with daemon.client() as client:
+            assert client.hit(Limit("n", 5, per="1s"), "k").remaining == 4
+        assert alive(first)
+        second.close()
+
+        def room() -> bool:
+            with reach(where) as again:
+                try:
+                    return alive(again)
+                except ConnectionError:
+                    return False
+
+        wait_until(room, "the place is free")
+    line = daemon.events("connection_refused")[0]
+    assert (line["door"], line["max_connections"]) == ("http", 2)
+
+
+@pytest.mark.parametrize("head", [b"G", b"GET /livez HTTP/1.1\r\n", b"POST /v1/GetRateLimits HTTP/1.1\r\nX: "])
+def test_a_head_that_does_not_come_whole_is_not_waited_for(
+    start_daemon: Callable[..., DaemonProcess], head: bytes
+) -> None:
+    """Its connection ends after stall_timeout, also if it answered before; one that is quiet, new or used, stays."""
+    where = f"127.0.0.1:{free_port()}"
+    daemon = start_daemon("--http", where, "--stall-timeout", "200")
+    with reach(where) as new, reach(where) as used, reach(where) as slow, reach(where) as again:
+        assert alive(used)
+        assert alive(again)
+        for raw in (slow, again):
+            raw.sendall(head)
+        assert hung_up_on(slow)
+        assert hung_up_on(again)
+        assert alive(used)
+        assert alive(new)
+    lines = daemon.events("client_dropped")
+    assert {(line["door"], line["reason"]) for line in lines} == {("http", "head left unfinished")}
+
+
+def test_answers_that_nobody_reads_are_not_kept(start_daemon: Callable[..., DaemonProcess]) -> None:
+    """A caller that asks on and reads nothing is hung up on after stall_timeout."""
+    where = f"127.0.0.1:{free_port()}"
+    daemon = start_daemon("--http", where, "--stall-timeout", "200")
+    body = json.dumps({"requests": [{}] * 1000}).encode()
+    with reach(where) as raw:
+        raw.settimeout(0.5)
+        try:
+            while True:
+                raw.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        except TimeoutError:
+            pass  # neither side reads any more
+        except ConnectionError:
+            pass  # it was quicker
+        wait_until(lambda: daemon.events("client_dropped"), "it is told")
+    (line,) = daemon.events("client_dropped")
+    assert (line["door"], line["reason"]) == ("http", "answers left unread")
+    assert call(where, "GET", "/livez").status == 200
+
+
 def test_all_doors_count_in_one_bucket(start_daemon: Callable[..., DaemonProcess]) -> None:
     """HTTP and the socket."""
     where = f"127.0.0.1:{free_port()}"

@@ -505,6 +505,93 @@ def test_http_speaks_tls_with_the_same_certificate_and_follows_its_renewal(
     assert daemon.events("loop_error") == []
 
 
+def https_client(port: int, context: ssl.SSLContext) -> None:
+    """A handshake, and a word."""
+    with socket.create_connection(("127.0.0.1", port)) as raw:
+        try:
+            with context.wrap_socket(raw, server_hostname="127.0.0.1") as tls:
+                tls.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        except (ssl.SSLError, ConnectionError):
+            pass
+
+
+def old_version(ca: Authority) -> ssl.SSLContext:
+    """Of a client that speaks TLS 1.2 at most."""
+    context = ssl.create_default_context(cadata=ca.pem.decode())
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def plain_text(port: int) -> None:
+    """A client that speaks HTTP at once."""
+    with socket.create_connection(("127.0.0.1", port)) as raw:
+        raw.sendall(b"GET /readyz HTTP/1.1\r\nHost: h\r\n\r\n")
+        raw.settimeout(20)
+        try:
+            raw.recv(100)
+        except ConnectionError:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("come", "reason"),
+    [
+        (lambda port, ca: plain_text(port), "it does not speak TLS"),
+        (lambda port, ca: https_client(port, old_version(ca)), "it speaks no version of TLS"),
+        (
+            lambda port, ca: https_client(port, ssl.create_default_context(cadata=Authority().pem.decode())),
+            "it knows no CA",
+        ),
+    ],
+    ids=["plain", "TLS 1.2", "another CA"],
+)
+def test_an_https_handshake_that_fails_is_told_once(
+    secure: Callable[..., tuple[DaemonProcess, int]],
+    ca: Authority,
+    come: Callable[[int, Authority], None],
+    reason: str,
+) -> None:
+    """In one line that says why, and which door; others are answered all the while."""
+    port = free_port()
+    daemon, _ = secure("--http", f"127.0.0.1:{port}")
+    come(port, ca)
+    assert told(daemon, "tls_refused", reason)["door"] == "http"
+    good = http.client.HTTPSConnection(
+        "127.0.0.1", port, timeout=20, context=ssl.create_default_context(cadata=ca.pem.decode())
+    )
+    good.request("GET", "/metrics")
+    assert b"\nsidegate_tls_expiry_timestamp_seconds 1." in good.getresponse().read()
+    good.close()
+    assert len(daemon.events("tls_refused")) == 1
+    assert not daemon.events("loop_error") + daemon.events("internal_error")
+
+
+def test_who_looks_whether_https_is_open_is_not_told_of_and_holds_no_place(
+    secure: Callable[..., tuple[DaemonProcess, int]], ca: Authority
+) -> None:
+    """A probe that connects and hangs up is no attack; one that stands still in its handshake has a place."""
+    port = free_port()
+    daemon, _ = secure("--http", f"127.0.0.1:{port}", "--max-connections", "1")
+    for _ in range(20):
+        socket.create_connection(("127.0.0.1", port)).close()
+
+    def shaken() -> bool:
+        try:
+            return handshake(port, ca, None, None, "http/1.1")[0] == "TLSv1.3"
+        except ConnectionAbortedError:
+            return False
+
+    wait_until(shaken, "the place is free")
+    assert daemon.events("tls_refused") == []
+    with socket.create_connection(("127.0.0.1", port)):
+
+        def full() -> bool:
+            return not shaken()
+
+        wait_until(full, "the place is taken")
+    wait_until(shaken, "the place is free again")
+
+
 # --- What is said of it
 
 

@@ -12,18 +12,18 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 
 from aiohttp import hdrs, web
 from aiohttp.http import HttpProcessingError, HttpVersion11
 
+from sidecar.gateway.gate import Gate
 from sidecar.gateway.json_v1 import BadBody, add_request, plain, requests_in
 from sidecar.gateway.mapping import TooManyRequests
 from sidecar.gateway.proto.gubernator_pb2 import GetRateLimitsReq, LiveCheckResp
 from sidecar.gateway.v1 import V1
 
 _BACKLOG = 1024
-_HANDSHAKE = 10.0
-"""Seconds that a client may take for its TLS handshake."""
 _SLICE = 100
 """Requests read or answers written in one go, 2 ms: JSON of a full call would else hold up the socket for 30."""
 _CONTINUE = "100-continue"
@@ -159,12 +159,20 @@ def make_app(
 
 
 class HttpDoor:
-    """An app where it can be called."""
+    """An app where it can be called.
 
-    def __init__(self, app: web.Application, report: Callable[..., None], grace: float) -> None:
+    report: told of trouble.  grace: seconds that what is under way has at the end.  most: connections at a time.
+    patience: seconds that a head may take to come whole, or answers to be read on.
+    """
+
+    def __init__(
+        self, app: web.Application, report: Callable[..., None], *, grace: float, most: int, patience: float
+    ) -> None:
         # What aiohttp itself has to say, of clients that speak no HTTP, goes the way of all our trouble.
         logger = logging.Logger("http")
         logger.addHandler(_Told(report))
+        self._gate = Gate(self._serving, report, most, patience)
+        app.middlewares.insert(0, self._time)
         # A caller that hangs up is waited for no longer.  Bodies are taken as they come: what one decompresses to would
         # have to be bounded too.
         self._runner = web.AppRunner(
@@ -180,23 +188,54 @@ class HttpDoor:
     async def start(self, where: socket.socket | tuple[str, int], tls: ssl.SSLContext | None = None) -> None:
         """Serve on a listening Unix socket, or at (host, port), there in TLS if a context is given; raises OSError."""
         await self._runner.setup()
-        server = self._runner.server
-        assert server is not None
         loop = asyncio.get_running_loop()
         if isinstance(where, socket.socket):
-            self._listener = await loop.create_unix_server(server, sock=where, backlog=_BACKLOG)
+            self._listener = await loop.create_unix_server(self._gate.plain, sock=where, backlog=_BACKLOG)
         else:
             host, port = where
-            patience = None if tls is None else _HANDSHAKE
-            self._listener = await loop.create_server(
-                server, host, port, backlog=_BACKLOG, ssl=tls, ssl_handshake_timeout=patience
-            )
+            if tls is None:
+                self._listener = await loop.create_server(self._gate.plain, host, port, backlog=_BACKLOG)
+            else:
+                for listener in await _listeners(host, port):
+                    self._gate.secure(listener, tls)
+
+    def drop_stalled(self, now: float) -> None:
+        """Hang up on callers that stand still; call it now and then with the loop's time."""
+        self._gate.drop_stalled(now)
 
     async def stop(self) -> None:
         """Take no more; what is under way is given the grace to finish."""
         if self._listener is not None:
             self._listener.close()
+        await self._gate.stop()
         await self._runner.cleanup()
+
+    def _serving(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None
+        return server()
+
+    @web.middleware
+    async def _time(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._gate.begun(request.protocol)
+        try:
+            return await handler(request)
+        finally:
+            self._gate.ended(request.protocol, request.content.is_eof())
+
+
+async def _listeners(host: str, port: int) -> list[socket.socket]:
+    """A listening socket for each address of a host; raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    with ExitStack() as stack:
+        listeners = []
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            # Not both versions of IP by one socket, which another address of the host may be about to bind.
+            listener = stack.enter_context(socket.create_server(address, family=family, backlog=_BACKLOG))
+            listener.setblocking(False)
+            listeners.append(listener)
+        stack.pop_all()
+    return listeners
 
 
 class _Told(logging.Handler):
