@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from sidecar import DaemonUnreachable, Limit
-from tests.daemons import DaemonProcess, wait_until
+from tests.clusters import free_port
+from tests.daemons import DaemonProcess, clean_environment, wait_until
 from tests.sockets import Raw, frame, packed
 
 CHECK, PING, INFO = 1, 3, 4
@@ -183,6 +188,36 @@ def test_an_unfinished_frame_after_a_pause(start_daemon: Start) -> None:
         raw.socket.settimeout(15)
         assert raw.ended()
     assert [line["reason"] for line in daemon.events("client_dropped")] == ["frame left unfinished"]
+
+
+@pytest.mark.parametrize(("doors", "each"), [(1, 136), (2, 68), (3, 45)])
+def test_places_are_shared_among_the_doors_where_descriptors_are_short(short_path: Path, doors: int, each: int) -> None:
+    """Of a hard limit of 200, 64 are kept for the rest; what is left is told, and the daemon starts."""
+    listen, http = (f"127.0.0.1:{free_port()}" if door < doors else "off" for door in (1, 2))
+    words = [
+        sys.executable,
+        "-m",
+        "sidecar",
+        "serve",
+        "--socket",
+        f"{short_path}/s",
+        "--listen",
+        listen,
+        "--http",
+        http,
+    ]
+    process = subprocess.Popen(
+        ["sh", "-c", 'ulimit -n 200 && exec "$@"', "sh", *words], stderr=subprocess.PIPE, env=clean_environment()
+    )
+    try:
+        assert process.stderr is not None
+        with process.stderr:
+            short, ready = (json.loads(process.stderr.readline()) for _ in range(2))
+        assert (short["event"], short["limit"], short["max_connections"]) == ("descriptors_short", 200, each)
+        assert ready["event"] == "daemon_ready"
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_too_many_connections(start_daemon: Start) -> None:
