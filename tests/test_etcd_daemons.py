@@ -249,14 +249,18 @@ def test_a_user_with_a_password_over_tls(house: House, tmp_path: Path) -> None:
     server.user = "root:secret"
     pair = authority.issue()
     files = {"ca": authority.pem, "cert": pair.cert, "key": pair.key, "other": Authority().pem}
+    foreign = Authority().issue()
+    files |= {"foreign": foreign.cert, "foreign-key": foreign.key}
     for name, content in files.items():
         (tmp_path / f"{name}.pem").write_bytes(content)
     (tmp_path / "password").write_text("pass word\n")
     (tmp_path / "wrong").write_text("password\n")
 
-    def options(ca: str = "ca.pem", password: str = "password") -> tuple[str, ...]:
+    def options(
+        ca: str = "ca.pem", password: str = "password", cert: str = "cert.pem", key: str = "key.pem"
+    ) -> tuple[str, ...]:
         user = ("--etcd-user", "sidegate", "--etcd-password-file", str(tmp_path / password))
-        shown = ("--etcd-cert", str(tmp_path / "cert.pem"), "--etcd-key", str(tmp_path / "key.pem"))
+        shown = ("--etcd-cert", str(tmp_path / cert), "--etcd-key", str(tmp_path / key))
         return ("--etcd-ca", str(tmp_path / ca), *shown, *user)
 
     nodes = three(house, server.endpoint, *options())
@@ -272,6 +276,7 @@ def test_a_user_with_a_password_over_tls(house: House, tmp_path: Path) -> None:
     for changed, reason in (
         ({"password": "wrong"}, "etcd_user or the password in etcd_password_file is wrong"),
         ({"ca": "other.pem"}, "its certificate is signed by no CA in etcd_ca"),
+        ({"cert": "foreign.pem", "key": "foreign-key.pem"}, "it wants a certificate that it trusts"),
     ):
         node = house.node(server.endpoint, *options(**changed))
         wait_until(lambda node=node: node.events("discovery_away"), "it tells")  # type: ignore[misc]

@@ -37,11 +37,10 @@ _STALE = ("invalid auth token", "revision of auth store is old")
 _NO_AUTH = "authentication is not enabled"
 _LEADER = (("hasleader", "true"),)
 """Has a server that lost its cluster end a stream, instead of holding it without news."""
-_HUNG_UP = "it ended the connection; with TLS it may want a certificate that it trusts (etcd_cert, etcd_key)"
+_HUNG_UP = (
+    "it hung up: one side alone speaks TLS (etcd_ca), or it wants a certificate that it trusts (etcd_cert, etcd_key)"
+)
 _MEANS = (
-    ("Secure read failed", _HUNG_UP),
-    ("Handshake read failed", _HUNG_UP),
-    ("Socket closed", _HUNG_UP),
     ("invalid user ID or password", "etcd_user or the password in etcd_password_file is wrong"),
     ("user name is empty", "etcd wants a user: set etcd_user and etcd_password_file"),
     ("permission denied", "etcd_user has no right to read and write below etcd_prefix"),
@@ -313,7 +312,11 @@ async def _told(call: Callable[[], Awaitable[_T]], timeout: float | None) -> _T:
 
 
 def _meaning(why: str) -> str:
-    plain = next((means for sign, means in _MEANS if sign in why), "") or explain(why, "etcd_ca")
+    plain = next((means for sign, means in _MEANS if sign in why), "")
+    if not plain and "failed to connect" in why:
+        # A connection that was in use may close for other reasons.
+        hung_up = any(sign in why for sign in ("Secure read failed", "Handshake read failed", "Socket closed"))
+        plain = _HUNG_UP if hung_up else explain(why, "etcd_ca")
     return f"{plain} ({why})" if plain else why
 
 
