@@ -379,10 +379,7 @@ class OwnWorld:
             told = f"Timeout: Too large resource version: {query['resourceVersion']}, current: {self.store.version}"
             causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
             body = failure(504, "Timeout", told, causes=causes, retryAfterSeconds=1)
-            if verb == "watch":
-                self._send_script(stream, Scripted([b'{"type":"ERROR","object":' + body + b"}\n"]))
-            else:
-                _send(stream, 504, body, ["Retry-After: 1"])
+            _send(stream, 504, body, ["Retry-After: 1"])
         elif status != 200:
             _send(stream, status, failure(status))
         elif verb == "list":
@@ -402,7 +399,8 @@ class OwnWorld:
             return 403
         query["namespace"] = parts[4]
         version = query.get("resourceVersion") or "0"
-        return 504 if int(version) > self.store.version else 200
+        # A watch from a version to come is taken, and is silent until then.
+        return 504 if verb == "list" and int(version) > self.store.version else 200
 
     def _listed(self) -> bytes:
         items = [(space, item) for (space, _), item in self.store.objects.items()]

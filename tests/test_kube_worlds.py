@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -213,6 +214,22 @@ def test_compact(world: World, reader: Reader) -> None:
     add(world, 2)
     becomes(reader, world, [pod(1), pod(2)])
     assert reader.first_event(world.namespace, version)[1]["type"] in ("ADDED", "MODIFIED")
+
+
+def test_a_version_to_come(world: World, reader: Reader) -> None:
+    """A watch from a version that is not there yet, as after a restore from a backup, is taken, and told nothing of
+    what happens before that version; a list from there is refused."""
+    world.add_service("peers")
+    add(world, 1)
+    becomes(reader, world, [pod(1)])
+    later = str(int(reader.slices(world.namespace)["metadata"]["resourceVersion"]) + 1000)
+    timer = threading.Timer(0.2, add, (world, 2))
+    timer.start()
+    assert reader.first_event(world.namespace, later) == (200, {})
+    timer.join()
+    becomes(reader, world, [pod(1), pod(2)])
+    status, answer = reader.get(slices_path(world.namespace), resourceVersion=later)
+    assert (status, answer["reason"], answer["details"]["retryAfterSeconds"]) == (504, "Timeout", 1)
 
 
 def test_host(world: World, reader: Reader) -> None:

@@ -78,7 +78,7 @@ class Server:
         self.at.append(self.now)
         answer = self.answers.pop(0)
         if answer == REFUSED:
-            raise Trouble("not reached: refused", afresh=True, renew=True)
+            raise Trouble("not reached: refused", renew=True)
         status, pieces, *after = answer
         self.replies.append(Reply(self, status, pieces, *(after or [0.0])))
         return self.replies[-1]
@@ -153,7 +153,7 @@ def test_an_unchanged_set_is_told_once() -> None:
     """Events that change nothing of ours, and lists that say the same, are signs of life only."""
     server = Server(
         listed(7, item("a", 5, "u1")),
-        watched(event("MODIFIED", item("a", 8, "u1")), GONE),
+        watched(event("MODIFIED", item("a", 8, "u1"))),
         watched(error_event(410, "Expired")),
         listed(9, item("b", 9, "u1")),
         watched(300.0),
@@ -163,43 +163,42 @@ def test_an_unchanged_set_is_told_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "then", "renewed", "least", "trouble"),
+    ("answer", "renewed", "least", "trouble"),
     [
-        (watched(error_event(410, "Expired", "too old")), ("list", None), 1, 0, ""),
-        (watched(error_event(410, "Gone")), ("list", None), 1, 0, ""),
-        ((410, [failure(410)]), ("list", None), 1, 0, ""),
-        ((410, [b"<html>"]), ("list", None), 1, 0, ""),
-        ((401, [failure(401)]), ("watch", "7"), 2, 0, "watch: HTTP 401, told to say 401"),
-        ((403, [failure(403, message="no\nlist")]), ("watch", "7"), 1, 0, "watch: HTTP 403, no list"),
-        ((429, [failure(429)], 5.0), ("watch", "7"), 1, 5, "watch: HTTP 429, told to say 429"),
-        ((503, [b""], 3.0), ("watch", "7"), 1, 3, "watch: HTTP 503, it does not say why"),
-        ((503, [failure(503, retryAfterSeconds=4)]), ("watch", "7"), 1, 4, "watch: HTTP 503, told to say 503"),
-        ((429, [failure(429)], 1e9), ("watch", "7"), 1, 300, "watch: HTTP 429, told to say 429"),
-        ((500, [failure(500)]), ("list", None), 1, 0, "watch: HTTP 500, told to say 500"),
-        ((502, [b"<html>", GONE]), ("list", None), 1, 0, "watch: HTTP 502, it does not say why"),
-        ((404, [b"{}"]), ("list", None), 1, 0, "watch: HTTP 404, it does not say why"),
-        (watched(error_event(500, "InternalError")), ("list", None), 1, 0, "watch: HTTP 500, told to say 500"),
-        (watched(error_event(504, "Timeout", "Too large", retryAfterSeconds=1)), ("list", None), 1, 1, "HTTP 504"),
-        (watched(b'{"type":"ADDED"'), ("watch", "7"), 1, 0, "the connection ended within an event"),
-        (watched(b'{"type":"ADDED"', GONE), ("watch", "7"), 1, 0, GONE),
-        (watched(b"<html>\n"), ("list", None), 1, 0, "what was told is not JSON"),
-        (watched(b"[" * 100_000 + b"\n"), ("list", None), 1, 0, "what was told is not JSON"),
-        (watched(b"\xff\n"), ("list", None), 1, 0, "what was told is not JSON"),
-        (watched(b"[]\n"), ("list", None), 1, 0, "what was told is not JSON"),
-        (watched(b"{}\n"), ("list", None), 1, 0, "what was told is no event"),
-        (watched(event("ADDED", {"metadata": []})), ("list", None), 1, 0, "an event without a version"),
-        (watched(event("ADDED", item("x", 8) | {"endpoints": 7})), ("list", None), 1, 0, "x is no EndpointSlice"),
-        (watched(event("ADDED", item("x", 8) | {"endpoints": ["y"]})), ("list", None), 1, 0, "x is no EndpointSlice"),
-        (watched(), ("watch", "7"), 1, 0, "its watches end at once"),
-        (REFUSED, ("list", None), 2, 0, "not reached: refused"),
+        (watched(error_event(410, "Expired", "too old")), 1, 0, ""),
+        (watched(error_event(410, "Gone")), 1, 0, ""),
+        ((410, [failure(410)]), 1, 0, ""),
+        ((410, [b"<html>"]), 1, 0, ""),
+        ((401, [failure(401)]), 2, 0, "watch: HTTP 401, told to say 401"),
+        ((403, [failure(403, message="no\nlist")]), 1, 0, "watch: HTTP 403, no list"),
+        ((429, [failure(429)], 5.0), 1, 5, "watch: HTTP 429, told to say 429"),
+        ((503, [b""], 3.0), 1, 3, "watch: HTTP 503, it does not say why"),
+        ((503, [failure(503, retryAfterSeconds=4)]), 1, 4, "watch: HTTP 503, told to say 503"),
+        ((429, [failure(429)], 1e9), 1, 300, "watch: HTTP 429, told to say 429"),
+        ((500, [failure(500)]), 1, 0, "watch: HTTP 500, told to say 500"),
+        ((502, [b"<html>", GONE]), 1, 0, "watch: HTTP 502, it does not say why"),
+        ((404, [b"{}"]), 1, 0, "watch: HTTP 404, it does not say why"),
+        (watched(error_event(500, "InternalError")), 1, 0, "watch: HTTP 500, told to say 500"),
+        (watched(error_event(504, "Timeout", "Too large", retryAfterSeconds=1)), 1, 1, "HTTP 504"),
+        (watched(b'{"type":"ADDED"'), 1, 0, "the connection ended within an event"),
+        (watched(b'{"type":"ADDED"', GONE), 1, 0, GONE),
+        (watched(b"<html>\n"), 1, 0, "what was told is not JSON"),
+        (watched(b"[" * 100_000 + b"\n"), 1, 0, "what was told is not JSON"),
+        (watched(b"\xff\n"), 1, 0, "what was told is not JSON"),
+        (watched(b"[]\n"), 1, 0, "what was told is not JSON"),
+        (watched(b"{}\n"), 1, 0, "what was told is no event"),
+        (watched(event("ADDED", {"metadata": []})), 1, 0, "an event without a version"),
+        (watched(event("ADDED", item("x", 8) | {"endpoints": 7})), 1, 0, "x is no EndpointSlice"),
+        (watched(event("ADDED", item("x", 8) | {"endpoints": ["y"]})), 1, 0, "x is no EndpointSlice"),
+        (watched(), 1, 0, "its watches end at once"),
+        (REFUSED, 2, 0, "not reached: refused"),
     ],
 )
-def test_troubles_of_a_watch(
-    answer: Any, then: tuple[str, str | None], renewed: int, least: float, trouble: str
-) -> None:
-    """What is asked next after each, how long is waited at least, and what is told; the members stand."""
+def test_troubles_of_a_watch(answer: Any, renewed: int, least: float, trouble: str) -> None:
+    """After each the slices are listed anew, past the caches; how long is waited at least, and what is told; the
+    members stand."""
     server = Server(listed(7, item("a", 5, "u1")), answer, listed(9, item("a", 5, "u1")), watched(300.0)).run()
-    assert server.asked[2] == then
+    assert server.asked[2] == ("list", None)
     assert server.connected == renewed
     assert server.snapshots == [{"u1"}]
     assert trouble in "".join(server.troubles[:1])
@@ -208,22 +207,22 @@ def test_troubles_of_a_watch(
 
 
 @pytest.mark.parametrize(
-    ("answer", "then"),
+    "answer",
     [
-        ((200, [b"<html>"]), None),
-        ((200, [b'{"kind":"PodList","metadata":{"resourceVersion":"1"},"items":[]}']), None),
-        ((200, [b'{"kind":"EndpointSliceList","items":[]}']), None),
-        ((200, [b'{"kind":"EndpointSliceList","metadata":{"resourceVersion":"1"},"items":[1]}']), None),
-        ((200, [b"{", GONE]), "0"),
-        ((403, [failure(403)]), "0"),
-        ((504, [failure(504, "Timeout", retryAfterSeconds=1)], 1.0), None),
-        (REFUSED, None),
+        (200, [b"<html>"]),
+        (200, [b'{"kind":"PodList","metadata":{"resourceVersion":"1"},"items":[]}']),
+        (200, [b'{"kind":"EndpointSliceList","items":[]}']),
+        (200, [b'{"kind":"EndpointSliceList","metadata":{"resourceVersion":"1"},"items":[1]}']),
+        (200, [b"{", GONE]),
+        (403, [failure(403)]),
+        (504, [failure(504, "Timeout", retryAfterSeconds=1)], 1.0),
+        REFUSED,
     ],
 )
-def test_troubles_of_a_list(answer: Any, then: str | None) -> None:
-    """What is no list of slices changes nothing, and is asked for again."""
+def test_troubles_of_a_list(answer: Any) -> None:
+    """What is no list of slices changes nothing, and is asked for again; a cache will do while nothing is known."""
     server = Server(answer, listed(9, item("a", 5, "u1")), watched(300.0)).run()
-    assert server.asked == [("list", "0"), ("list", then), ("watch", "9")]
+    assert server.asked == [("list", "0"), ("list", "0"), ("watch", "9")]
     assert server.snapshots == [{"u1"}]
     assert len(server.troubles) == 1
 
@@ -235,10 +234,10 @@ def test_recorded_errors() -> None:
         server = Server(listed(7), watched(line), listed(9), watched(300.0)).run()
         assert server.asked[2] == ("list", None)
         assert pause <= server.waits[0] <= pause + 0.2
-    for name, then in (("401.http", "0"), ("403-anonymous.http", "0"), ("list-rv-too-large.http", None)):
+    for name in ("401.http", "403-anonymous.http", "list-rv-too-large.http"):
         head, _, body = (CASES / name).read_text().partition("\n\n")
         server = Server((int(head.split()[1]), [body.encode()]), listed(9), watched(300.0)).run()
-        assert server.asked[1] == ("list", then)
+        assert server.asked[1] == ("list", "0")
         assert head.split()[1] in server.troubles[0]
 
 
@@ -271,17 +270,19 @@ def test_a_cache_that_lists_nobody_is_not_believed() -> None:
     assert Server(listed(3), watched(300.0)).run().snapshots == [set()]
 
 
-def test_a_restore() -> None:
-    """The version goes backwards: it is too large for the server, so that all is listed and followed from there."""
+@pytest.mark.parametrize("between", [(200, [60.0, "silent in the midst of an answer"]), (503, [b"no server"]), REFUSED])
+def test_a_restore(between: Any) -> None:
+    """A server whose versions went backwards tells a watch from the old version nothing: however little was seen of
+    its going, it is not watched before it was listed."""
     server = Server(
         listed(900, item("a", 5, "u1")),
         watched(10.0, GONE),
-        watched(error_event(504, "Timeout", "Too large resource version: 900, current: 40", retryAfterSeconds=1)),
+        between,
         listed(40, item("a", 5, "u2")),
         watched(event("ADDED", item("b", 41, "u3")), 300.0),
         watched(300.0),
     ).run()
-    assert server.asked[2:] == [("watch", "900"), ("list", None), ("watch", "40"), ("watch", "41")]
+    assert server.asked[-4:] == [("list", None), ("list", None), ("watch", "40"), ("watch", "41")]
     assert server.snapshots == [{"u1"}, {"u2"}, {"u2", "u3"}]
 
 
@@ -316,9 +317,11 @@ def test_a_server_that_is_down_for_minutes(seed: int) -> None:
     assert max(server.waits) <= LONGEST_PAUSE
 
 
-def test_an_event_ends_the_patience() -> None:
-    """After many troubles the pauses are long; one event, and the next is short again."""
-    server = Server(listed(7), *[(503, [b""])] * 12, watched(bookmark(9), GONE), watched(300.0)).run()
+@pytest.mark.parametrize("watch", [(bookmark(9), GONE), (35.0, GONE)], ids=["an event", "35 quiet seconds"])
+def test_a_good_watch_ends_the_patience(watch: Any) -> None:
+    """After many troubles the pauses are long; an event, or half a minute without one, and the next is short again."""
+    troubles = [(503, [b""])] * 12
+    server = Server(listed(7), *troubles, listed(7), watched(*watch), listed(9), watched(300.0)).run()
     assert max(server.waits[:-1]) > 3
     assert server.waits[12] <= 0.2
 

@@ -180,8 +180,8 @@ def _retry_after(headers: Mapping[str, str] | None) -> float:
 
 
 def _unreachable(error: Exception) -> Trouble:
-    # The server may come back as another one, from a backup, or with another CA.
-    return Trouble(f"not reached: {_line(error)}", afresh=True, renew=True)
+    # It may come back with another CA.
+    return Trouble(f"not reached: {_line(error)}", renew=True)
 
 
 def _line(error: BaseException) -> str:

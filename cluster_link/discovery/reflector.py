@@ -41,12 +41,11 @@ _WALK_LIST, _WALK_EVENT = 4, 3
 class Trouble(Exception):
     """What kept the server from being listened to, in one line.
 
-    afresh: list anew, past the server's caches.  renew: read credentials again.  after: seconds the server asks for.
+    renew: read credentials again.  after: seconds the server asks for.
     """
 
-    def __init__(self, why: str, afresh: bool = False, renew: bool = False, after: float = 0.0) -> None:
+    def __init__(self, why: str, renew: bool = False, after: float = 0.0) -> None:
         super().__init__(why)
-        self.afresh = afresh
         self.renew = renew
         self.after = min(max(after, 0.0), _LONGEST_ASKED)
 
@@ -122,7 +121,7 @@ class Reflector:
         self._slices: dict[str, tuple[Endpoint, ...]] = {}
         self._told: Snapshot | None = None
         self._had = bool(had)
-        # What to list next: "0", then None when that is in doubt; no list at all while a watch can go on.
+        # What to list next: as any cache has it until something is known, then None; nothing while a watch can go on.
         self._list_from: str | None = "0"
         self._must_list = True
         self._list_due = 0.0
@@ -144,8 +143,9 @@ class Reflector:
 
     def _pause(self, trouble: Trouble) -> float:
         """Take note of a trouble; seconds to wait."""
-        if trouble.afresh:
-            self._must_list, self._list_from = True, None
+        # Whatever it was, the server may have come back from a backup, with lower versions.  It does not refuse a watch
+        # from the old one: it is silent until it has passed that version, and never tells what happened before.
+        self._must_list = True
         if trouble.renew:
             self._api = None
         if str(trouble):
@@ -168,7 +168,7 @@ class Reflector:
         version = _version(found)
         # Whatever else answers in the server's place, a proxy's page or another API's list, lists nobody.
         if found.get("kind") != "EndpointSliceList" or not version:
-            raise Trouble("what was listed is no list of EndpointSlices", afresh=True)
+            raise Trouble("what was listed is no list of EndpointSlices")
         slices = {}
         for item in found.get("items") or ():
             slices[_name(item)] = self._endpoints(item)
@@ -197,18 +197,20 @@ class Reflector:
                     return
         finally:
             answer.close()
+            if self._now() - began >= LONGEST_PAUSE:
+                self._longest = FIRST_PAUSE  # a quiet Service behind a proxy that ends what is idle
         if not events and self._now() - began < _TOO_SHORT:
             raise Trouble("its watches end at once")
 
     def _take(self, event: dict[str, Any]) -> None:
         kind, item = event.get("type"), event.get("object")
         if not isinstance(item, dict):
-            raise Trouble("what was told is no event", afresh=True)
+            raise Trouble("what was told is no event")
         if kind == "ERROR":
             raise _error(item)
         version = _version(item)
         if not version:
-            raise Trouble("an event without a version", afresh=True)
+            raise Trouble("an event without a version")
         self._version = version
         if kind == "DELETED":
             self._slices.pop(_name(item), None)
@@ -222,7 +224,7 @@ class Reflector:
         try:
             found = endpoints_of(item, self._rules, self._rest)
         except (AttributeError, TypeError, LookupError):
-            raise Trouble(f"{_name(item)} is no EndpointSlice", afresh=True) from None
+            raise Trouble(f"{_name(item)} is no EndpointSlice") from None
         # Given back piece by piece: freeing a thousand at once holds the interpreter for as long as reading them.
         endpoints = item.get("endpoints") or []
         while endpoints:
@@ -250,7 +252,7 @@ class Reflector:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise Trouble("what was told is not JSON", afresh=True)
+            raise Trouble("what was told is not JSON")
         return found
 
     def _refused(self, answer: Answer, verb: str) -> Trouble:
@@ -270,14 +272,10 @@ def _error(status: dict[str, Any], after: float = 0.0, verb: str = "watch") -> T
     if isinstance(asked, int):
         after = max(after, float(asked))
     if code == 410 or reason in ("Expired", "Gone"):
-        return Trouble("", afresh=True)  # no trouble of the server's: what we knew is too old for it
+        return Trouble("")  # no trouble of the server's: what we knew is too old for it
     why = f"{verb}: HTTP {code}, {status.get('message') or reason or 'it does not say why'}"
     why = "".join(letter if letter.isprintable() else " " for letter in why)[:300]
-    if code in (429, 503):
-        return Trouble(why, after=after)
-    # Anything else leaves what we know in doubt; "too large a version" too (504), which is what a server says that was
-    # restored from a backup.
-    return Trouble(why, afresh=code not in (401, 403), renew=code == 401, after=after)
+    return Trouble(why, renew=code == 401, after=after)
 
 
 def _status(said: dict[str, Any]) -> dict[str, Any]:
@@ -305,7 +303,7 @@ def _bounded(pieces: Iterator[bytes]) -> Iterator[bytes]:
     for piece in pieces:
         length += len(piece)
         if length > _LONGEST_TEXT:
-            raise Trouble(f"more than {_LONGEST_TEXT >> 20} MiB in one answer", afresh=True)
+            raise Trouble(f"more than {_LONGEST_TEXT >> 20} MiB in one answer")
         yield piece
 
 
@@ -323,6 +321,6 @@ def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
         waiting.append(rest)
         length += len(rest)
         if length > _LONGEST_TEXT:
-            raise Trouble(f"more than {_LONGEST_TEXT >> 20} MiB in one event", afresh=True)
+            raise Trouble(f"more than {_LONGEST_TEXT >> 20} MiB in one event")
     if b"".join(waiting).strip():
         raise Trouble("the connection ended within an event")
