@@ -39,10 +39,12 @@ class Reader:
         self._seconds = seconds
 
     def get(self, path: str, **query: object) -> tuple[int, dict[str, Any]]:
-        """Status and answer; raises OSError where there is none."""
+        """Status and answer, its text under "message" where it is no JSON (as 429 is); raises OSError for none."""
         connection, response = self._ask(path, query)
         try:
-            return response.status, json.loads(response.read())
+            text = response.read().decode()
+            is_json = response.headers.get_content_type() == "application/json"
+            return response.status, json.loads(text) if is_json else {"message": text}
         finally:
             connection.close()
 

@@ -97,7 +97,7 @@ class RealWorld:
     def resume(self) -> None:
         if self.plane.api.runs:
             self.plane.api.resume()
-            self._await_controllers()
+            self.await_controllers()
 
     def kill(self) -> None:
         self.plane.api.end()
@@ -107,7 +107,7 @@ class RealWorld:
             # Having failed for a while, the controllers would try again after up to half a minute.
             self.plane.controllers.end()
             self.plane.start()
-            self._await_controllers()
+            self.await_controllers()
 
     def compact(self) -> None:
         self.kill()
@@ -130,22 +130,25 @@ class RealWorld:
         else:
             self.plane.delete(self._here.path("rolebindings", "peers", _RBAC))
 
-    def token(self) -> str:
-        """A fresh token of the kubeconfig's user."""
-        body = {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "spec": {"expirationSeconds": _LONG}}
-        path = self._home.path("serviceaccounts", "daemon")
-        return str(self.plane.call("POST", f"{path}/token", body)["status"]["token"])
+    def token(self, secret: str = "") -> str:
+        """A fresh token of the kubeconfig's user.  secret: one of HOME's, with which the token ends."""
+        spec: dict[str, Any] = {"expirationSeconds": _LONG}
+        if secret:
+            spec["boundObjectRef"] = {"kind": "Secret", "apiVersion": "v1", "name": secret}
+        path = f"{self._home.path('serviceaccounts', 'daemon')}/token"
+        body = {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "spec": spec}
+        return str(self.plane.create(path, body)["status"]["token"])
 
     def _furnish(self) -> None:
-        """The user, and the pod by which `_await_controllers` tells."""
+        """The user, and the pod by which `await_controllers` tells."""
         self._home.create("serviceaccounts", {"metadata": {"name": "daemon"}})
         self.kubeconfig.touch(mode=0o600)
         self.kubeconfig.write_text(self.plane.kubeconfig(self.token()))
         self._home.add_service("canary", publish_not_ready=False)
         self._home.add_pod("canary", ["10.9.9.9"], "canary", ready=False)
-        self._await_controllers()
+        self.await_controllers()
 
-    def _await_controllers(self) -> None:
+    def await_controllers(self) -> None:
         """Wait until a change of a pod becomes one of its slice, as it does at once while the controllers follow."""
         for ready in (True, False):
             self._home.make_ready("canary", ready)
