@@ -27,6 +27,7 @@ from cluster_link.discovery.endpoints import Rules
 from cluster_link.discovery.kubernetes import Kubernetes, Myself, connect_to
 from cluster_link.discovery.source import Standing
 from cluster_link.membership import Peer
+from tests.clusters import free_port
 from tests.daemons import DaemonProcess, wait_until
 from tests.kube_server import OwnWorld
 
@@ -37,6 +38,7 @@ EVERY = 0.1
 MEMORY_BUDGET, LOOP_BUDGET = 35.0, 5.0
 """MiB; ms."""
 _FEED = "from benchmarks.kubernetes import feed; feed()"
+WHERE = f"127.0.0.1:{free_port()}"
 ME = Peer("me", "10.9.9.9:1051")
 
 
@@ -71,7 +73,7 @@ def added_memory(peers: int) -> float:
             end["conditions"] = {}
         world.put(found)
         listed = ",".join(f"{end['targetRef']['uid']}={end['addresses'][0]}:1051" for end in found["endpoints"])
-        listed += ",me=127.0.0.1:1051"
+        listed += f",me={WHERE}"
         source = ["--discovery", "kubernetes", "--kubernetes-kubeconfig", str(world.kubeconfig)]
         source += ["--kubernetes-service", "peers", "--kubernetes-namespace", world.namespace]
         os.environ.update(POD_UID="me", POD_IP="10.9.9.9")
@@ -83,7 +85,7 @@ def added_memory(peers: int) -> float:
 def held(options: list[str], peers: int) -> float:
     """MiB of a daemon that knows so many peers."""
     with tempfile.TemporaryDirectory(prefix="sg-") as folder:
-        daemon = DaemonProcess(Path(folder), "--listen", "127.0.0.1:1051", *options, clock="system")
+        daemon = DaemonProcess(Path(folder), "--listen", WHERE, *options, clock="system")
         try:
             wait_until(
                 lambda: daemon.events("ring_changed")[-1:] and daemon.events("ring_changed")[-1]["members"] >= peers,

@@ -18,6 +18,7 @@ import pytest
 from cluster_link.discovery.endpoints import Rules
 from cluster_link.discovery.reflector import Reflector
 from sidecar.daemon import keep_collector_off_the_table
+from tests.clusters import free_port
 from tests.daemons import DaemonProcess, wait_until
 from tests.kube_server import OwnWorld
 from tests.test_reflector import Server, bookmark, event, watched
@@ -97,13 +98,14 @@ def test_memory(start_daemon: Callable[..., DaemonProcess], monkeypatch: pytest.
         monkeypatch.setenv("POD_IP", "127.0.0.1")
         monkeypatch.setenv("POD_UID", "me")
         world.add_service("peers")
+        where = f"127.0.0.1:{free_port()}"
         uids = [world.add_pod(f"pod-{n}", f"10.1.0.{n}", f"node-{n}") for n in range(3)]
         source = ("--discovery", "kubernetes", "--kubernetes-kubeconfig", str(world.kubeconfig))
         service = ("--kubernetes-service", "peers", "--kubernetes-namespace", world.namespace)
-        listed = ",".join(f"{uid}=10.1.0.{n}:1051" for n, uid in enumerate(uids)) + ",me=127.0.0.1:1051"
+        listed = ",".join(f"{uid}=10.1.0.{n}:1051" for n, uid in enumerate(uids)) + f",me={where}"
         held = []
         for options in ((*source, *service), ("--peers", listed)):
-            daemon = start_daemon("--listen", "127.0.0.1:1051", *options)
+            daemon = start_daemon("--listen", where, *options)
             wait_until(lambda daemon=daemon: rings(daemon)[-1:] == [4], "all are known")  # type: ignore[misc]
             held.append(daemon.memory() / 2**20)
             daemon.kill()
