@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import os
+import signal
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +22,7 @@ from benchmarks.peers.driver import Part
 from benchmarks.peers.report import markdown
 from benchmarks.peers.scenes import SCENES, paced
 from benchmarks.peers.targets import TARGETS, verdicts
+from benchmarks.processes import together
 
 FACTS = {
     "machine": "2 cores",
@@ -200,6 +205,39 @@ def test_batches_ask_each_key_once_before_any_again() -> None:
     calls = hits.batches(100, 1_000)
     assert [len(call) for call in calls] == [100] * 10
     assert len({hit.key for call in calls for hit in call}) == 1_000
+
+
+def _work(start: Callable[[], object], how: str) -> str:
+    start()
+    if how == "raise":
+        raise ValueError("no answer from the server")
+    if how == "die":
+        os._exit(1)
+    if how == "hang":
+        signal.pause()
+    return how
+
+
+def test_workers_results_come_in_order() -> None:
+    """Whoever is done first."""
+    assert together(_work, [(str(number),) for number in range(5)]) == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("how", "why"), [("raise", "no answer from the server"), ("die", "load process 1 ended without a result")]
+)
+def test_a_worker_that_fails_fails_the_measurement(how: str, why: str) -> None:
+    """With its own words, and no other worker is waited for or left behind."""
+    with pytest.raises(RuntimeError, match=why):
+        together(_work, [("well",), (how,), ("well",)])
+    assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_hangs_is_ended() -> None:
+    """Loads are bounded: with no result in time, all of them are ended."""
+    with pytest.raises(RuntimeError, match=r"no result after 0\.5 s"):
+        together(_work, [("hang",), ("well",)], within=0.5)
+    assert multiprocessing.active_children() == []
 
 
 def test_paced_workers_take_turns() -> None:

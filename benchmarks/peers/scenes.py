@@ -108,7 +108,7 @@ def hot_key(bench: Bench) -> None:
 def live_keys(bench: Bench) -> None:
     """7: 100,000 and 1,000,000 live keys: two workers fill, one probes 200 times a second; then 8 ask at random."""
     for keys in bench.keys:
-        parts = [hits.filling(keys, first, 2, 1_000) for first in range(2)]
+        parts = [hits.filling(keys, first, 2, 100) for first in range(2)]
         for number in range(max(1, bench.rounds // 3) if keys == min(bench.keys) else 1):
             for one in bench.those(*_ONE_A_SYSTEM):
                 with bench.servers([one], 1) as servers:
