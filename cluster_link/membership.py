@@ -56,6 +56,12 @@ def change(before: Set[Peer], after: Set[Peer]) -> Change:
     )
 
 
+def find(members: Set[Peer], name: str, address: str) -> Peer | None:
+    """The member at that address, else the one of that name."""
+    by_address = next((peer for peer in members if peer.address == address), None)
+    return by_address or next((peer for peer in members if peer.name == name), None)
+
+
 def parse_peers(text: str) -> frozenset[Peer]:
     """The peers of "host:port,name=host:port,..."; without a name, the address is the name.
 

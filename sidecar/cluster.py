@@ -21,7 +21,7 @@ if int(version("grpcio").split(".")[1]) <= 85:  # a release that knows them no m
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 from cluster_link.errors import CannotListen
-from cluster_link.membership import Peer, change, parse_peers
+from cluster_link.membership import Peer, change, find, parse_peers
 from cluster_link.peer_client import Codec, PeerClient, Settings
 from cluster_link.peer_pool import PeerPool
 from cluster_link.peer_server import PeerServer
@@ -207,18 +207,14 @@ class Cluster:
 
     def _find_me(self, members: frozenset[Peer]) -> Peer | None:
         if self._me is not None:
-            mine = (self._me.name, self._me.address)
-            # A source that has no names lists addresses, this one's too.
-            found = next((peer for peer in members if peer.name in mine), self._me)
+            # By name first: an address may be another's that went a moment ago.
+            found = next((peer for peer in members if peer.name == self._me.name), None)
+            found = found or find(members, "", self._me.address) or self._me
             if found.address == self._me.address or self.standing is None or self.standing.listed:
                 return found
             # Our name is another daemon's by right: what falls to it is that one's to decide, and nothing is ours.
             return Peer("", self.address)
-        by_name = [peer for peer in members if peer.name == self._config.node]
-        # In the one spelling that lists are read in; no list has a path in it.
-        here = parse_peers("" if self.address.startswith(UNIX) else self.address)
-        by_address = [peer for peer in members for mine in here if peer.address == mine.address]
-        return next(iter(by_address + by_name), None)
+        return listed(members, self._config)
 
     def _route(self, me: Peer, ring: Ring) -> Router:
         return Router(
@@ -308,6 +304,14 @@ class Cluster:
             "age_ms": None if age is None else round(age * 1000),
             "ring_age_ms": None if ring_age is None else round(ring_age * 1000),
         }
+
+
+def listed(members: frozenset[Peer], config: Config) -> Peer | None:
+    """This daemon in a list of peers: by the address it is reached at, else by its node's name."""
+    address = config.advertise or config.listen
+    # In the one spelling that lists are read in; no list has a path in it.
+    here = parse_peers("" if address.startswith(UNIX) else address)
+    return find(members, config.node, next((peer.address for peer in here), ""))
 
 
 def _names(peers: frozenset[Peer]) -> list[str]:

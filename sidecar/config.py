@@ -16,9 +16,11 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from datetime import UTC, tzinfo
+from ipaddress import ip_address
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from cluster_link.discovery.dns_names import parse_names
 from cluster_link.discovery.endpoints import IDENTITIES
 from cluster_link.membership import parse_peers
 from sidecar.address import socket_path, strip_scheme
@@ -31,7 +33,7 @@ from sidecar.wire import DEFAULT_MAX_FRAME
 
 PREFIX = "SIDEGATE_"
 FILE_VARIABLE = "SIDEGATE_CONFIG"
-DISCOVERY = ("static", "kubernetes", "etcd")
+DISCOVERY = ("static", "dns", "etcd", "kubernetes")
 OFF = "off"
 """A door that is not opened."""
 UNIX = "unix:"
@@ -148,6 +150,22 @@ def _label(text: str) -> str:
 
 def _peers(text: str) -> str:
     parse_peers(text)
+    return text
+
+
+def _dns_names(text: str) -> str:
+    if not text:
+        raise ValueError("must be host:port or _service._tcp.host, comma separated")
+    parse_names(text)
+    return text
+
+
+def _server(text: str) -> str:
+    try:
+        host = _address(text).rpartition(":")[0]
+        ip_address(host.removeprefix("[").removesuffix("]") if host.startswith("[") else host)
+    except ValueError:
+        raise ValueError("must be an IP address and a port") from None
     return text
 
 
@@ -275,8 +293,8 @@ class Config:
     discovery: str = _setting(
         "static",
         "",
-        "where the set of peers comes from: static, the list in `peers`; kubernetes, a Service's EndpointSlices; etcd, "
-        "the keys below `etcd_prefix` (docs/discovery.md)",
+        "where the set of peers comes from: static, `peers` or `peers_file`; dns, `dns_names`; etcd, the keys below "
+        "`etcd_prefix`; kubernetes, a Service's EndpointSlices (docs/discovery.md)",
         _one_of(*DISCOVERY),
         reason="a list is enough where hosts seldom change; the others follow a scale-up within two seconds",
     )
@@ -345,6 +363,41 @@ class Config:
         _peers,
         reloadable=True,
         reason="one limit over many hosts needs every daemon to know the same set; one host needs none of it",
+    )
+    peers_file: str = _setting(
+        "",
+        "path",
+        "a file that lists them instead, lines or commas apart, # before comments; read when it changes and at SIGHUP",
+        _path,
+        reason="lets whatever manages the hosts write the list, and a change needs no signal",
+    )
+    dns_names: str = _setting(
+        "",
+        "host:port or _service._tcp.host, comma separated",
+        "where DNS tells of peers: addresses (A, else AAAA) with a port, or SRV records",
+        _dns_names,
+        reason="many platforms keep a name that follows the hosts behind it, such as a headless Service",
+    )
+    dns_server: str = _setting(
+        "",
+        "IP address:port",
+        "the DNS server that is asked; none: those of /etc/resolv.conf",
+        _server,
+        reason="the host's own resolver is right but where peers are known to another one alone",
+    )
+    dns_min_interval: int = _setting(
+        1_000,
+        "ms",
+        "shortest time between two questions; the answers' TTL decides within the bounds",
+        _integer(100, 3_600_000),
+        reason="follows a scale-up within two seconds where TTLs are short, and spares a server that gives a TTL of 0",
+    )
+    dns_max_interval: int = _setting(
+        30_000,
+        "ms",
+        "longest time between two questions, also while the server gives no answer",
+        _integer(100, 86_400_000),
+        reason="a TTL of hours must not keep a daemon from hearing of a change",
     )
     kubernetes_namespace: str = _setting(
         "",
@@ -629,15 +682,7 @@ def load(
         if option is not None:
             take(name, option, "option", "--" + name.replace("_", "-"))
     config = Config(**values)
-    if config.peers and config.listen == OFF:
-        raise ConfigError("listen: a daemon with peers cannot have it off, since they call it there")
-    if config.discovery != "static":
-        if config.peers:
-            raise ConfigError(f"peers: are told by {config.discovery} (discovery), so none can be listed here")
-        if config.listen == OFF:
-            raise ConfigError("listen: a daemon with peers cannot have it off, since they call it there")
-    if config.discovery == "etcd":
-        _check_etcd(config)
+    _check_discovery(config)
     files = {"tls_ca": config.tls_ca, "tls_cert": config.tls_cert, "tls_key": config.tls_key}
     missing = [name for name, path in files.items() if not path]
     if missing and len(missing) < len(files):
@@ -645,6 +690,25 @@ def load(
     if missing and config.tls_server_name:
         raise ConfigError("tls_server_name: has no effect without tls_ca, tls_cert and tls_key")
     return config, sources
+
+
+def _check_discovery(config: Config) -> None:
+    kind = config.discovery
+    if kind != "static" and config.peers:
+        raise ConfigError(f"peers: are told by {kind} (discovery), so none can be listed here")
+    if config.peers_file and (kind != "static" or config.peers):
+        other = "peers" if config.peers else f"discovery {kind}"
+        raise ConfigError(f"peers_file: is one way to tell the peers and {other} another; choose one")
+    if (kind == "dns") != bool(config.dns_names):
+        raise ConfigError("dns_names: says where discovery dns asks; neither goes without the other")
+    if config.dns_min_interval > config.dns_max_interval:
+        raise ConfigError("dns_min_interval: must not be above dns_max_interval")
+    if config.listen == OFF and (config.peers or config.peers_file or kind != "static"):
+        raise ConfigError("listen: a daemon with peers cannot have it off, since they call it there")
+    if kind == "etcd":
+        _check_etcd(config)
+    if kind in ("dns", "etcd"):
+        _check_advertised(config)
 
 
 def _check_etcd(config: Config) -> None:
@@ -658,6 +722,9 @@ def _check_etcd(config: Config) -> None:
         raise ConfigError(f"{name}: is missing; a certificate takes etcd_cert and etcd_key, both or neither")
     if config.etcd_cert and not config.etcd_ca:
         raise ConfigError("etcd_ca: is missing; it switches TLS on, without which etcd_cert has no effect")
+
+
+def _check_advertised(config: Config) -> None:
     address = config.advertise or config.listen
     if address.startswith(UNIX):
         raise ConfigError("advertise: is missing; peers cannot reach the path that listen names")

@@ -101,6 +101,7 @@ class Daemon:
         self.reload.add(("log_level",), self._prepare_log_level)
         self.reload.add(("fallback",), self._prepare_fallback)
         self.reload.add(("peers",), self._prepare_peers)
+        self.reload.add((), self._prepare_peers_file)
         self.reload.add(("tls_ca", "tls_cert", "tls_key", "tls_server_name"), self._prepare_tls)
         self._started = time.monotonic()
         self._repeats = Repeats(log, time.monotonic)
@@ -300,8 +301,10 @@ class Daemon:
         self._grpc = GrpcDoor(v1)
         certificates = None if self._secure is None else self._secure.certificates
         services = [self._grpc.add_to]
+        # A list alone needs no ear for changes.
+        discovered = config.discovery != "static" or bool(config.peers_file)
         me = None
-        if config.discovery != "static":
+        if discovered:
             from sidecar.discovery import identity
 
             me = identity(config, os.environ)
@@ -311,13 +314,13 @@ class Daemon:
             self._secure.tell(cluster.secure_by)
         await cluster.start()
         self._cluster = cluster
-        if me is None:
+        if not discovered:
             await cluster.follow(parse_peers(config.peers))
         else:
             self._listen_for_members(me, cluster)
         return cluster
 
-    def _listen_for_members(self, me: Peer, cluster: Cluster) -> None:
+    def _listen_for_members(self, me: Peer | None, cluster: Cluster) -> None:
         from cluster_link.discovery.source import Standing
         from sidecar.discovery import Discovery, open_source
 
@@ -371,9 +374,29 @@ class Daemon:
 
     async def _prepare_peers(self, config: Config) -> Callable[[], None] | None:
         # With the gRPC port off at the start there is no cluster to be in.
-        if config.discovery != "static" or self._config.discovery != "static":
-            return lambda: None
-        return None if self._cluster is None else await self._cluster.prepare(parse_peers(config.peers))
+        if self._cluster is None or self._discovery is not None:
+            return None
+        return await self._cluster.prepare(parse_peers(config.peers))
+
+    async def _prepare_peers_file(self, _: Config) -> Callable[[], None] | None:
+        """The content of the file that is listened to: changed with all else, or not at all."""
+        path = self._config.peers_file
+        if not path or self._cluster is None:
+            return None
+        from cluster_link.discovery.static_file import read_peers
+
+        try:
+            peers = await asyncio.to_thread(read_peers, path)
+        except ValueError as error:
+            raise ConfigError(f"peers_file: {error}") from None
+        swap = await self._cluster.prepare(peers)
+
+        def change() -> None:
+            swap()
+            if self._discovery is not None:
+                self._discovery.took(peers)
+
+        return change
 
     async def _prepare_tls(self, config: Config) -> Callable[[], None] | None:
         if self._secure is None:

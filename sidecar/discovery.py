@@ -12,10 +12,12 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from cluster_link.discovery.dns_names import parse_names
 from cluster_link.discovery.gather import Gather
 from cluster_link.discovery.source import Source, Standing
 from cluster_link.errors import BadCredentials
 from cluster_link.membership import Peer, parse_peers
+from sidecar.cluster import listed
 from sidecar.config import Config, ConfigError
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 30.0
@@ -23,27 +25,37 @@ _TO_LEAVE = 1.0
 """Seconds that a source may take to make this daemon known as gone."""
 
 
-def identity(config: Config, environ: Mapping[str, str]) -> Peer:
-    """This daemon as its source will name it; raises ConfigError."""
+def identity(config: Config, environ: Mapping[str, str]) -> Peer | None:
+    """This daemon as its source will name it; None: it looks for itself in a list.  Raises ConfigError."""
+    if config.discovery == "static":
+        return None
     if config.discovery == "kubernetes":
         from sidecar.pods import myself
 
         return myself(config, environ).peer
-    if config.discovery == "etcd":
-        (here,) = parse_peers(config.advertise or config.listen)
-        return Peer(config.node, here.address)
-    raise ConfigError(f"discovery: {config.discovery} is none")
+    (here,) = parse_peers(config.advertise or config.listen)
+    return Peer(config.node, here.address) if config.discovery == "etcd" else here
 
 
-def open_source(config: Config, me: Peer, standing: Standing, environ: Mapping[str, str]) -> Source:
+def open_source(config: Config, me: Peer | None, standing: Standing, environ: Mapping[str, str]) -> Source:
     """The source that `discovery` chose; raises ConfigError for one that cannot be had here."""
+    if me is None:
+        from cluster_link.discovery.static_file import StaticFile
+
+        return StaticFile(config.peers_file, lambda members: listed(members, config) is not None, standing)
     if config.discovery == "kubernetes":
         from sidecar.pods import open_kubernetes
 
         return open_kubernetes(config, standing, environ)
     if config.discovery == "etcd":
         return _open_etcd(config, me, standing)
-    raise ConfigError(f"discovery: {config.discovery} is none")
+    from cluster_link.discovery.dns import Dns
+    from cluster_link.discovery.dns_lookup import Lookup
+
+    host, _, port = config.dns_server.rpartition(":")
+    lookup = Lookup((host.strip("[]"), int(port)) if host else None)
+    bounds = (config.dns_min_interval / 1000, config.dns_max_interval / 1000)
+    return Dns(parse_names(config.dns_names), me, standing, lookup, *bounds)
 
 
 def _open_etcd(config: Config, me: Peer, standing: Standing) -> Source:
@@ -88,6 +100,12 @@ class Discovery:
     def start(self) -> None:
         """Listen from now on; `known` is set when the first set has become the ring."""
         self._tasks = [asyncio.create_task(work) for work in (self._listen(), self._take())]
+
+    def took(self, members: frozenset[Peer]) -> None:
+        """This set, which the source has or will tell, has become the ring by another way."""
+        self._gather.took(members)
+        self.standing.changed()
+        self.known.set()
 
     async def leave(self) -> None:
         """Have others find this daemon no more, within a second."""

@@ -144,7 +144,13 @@ def test_how_a_source_stands() -> None:
     assert (standing.state, standing.age, standing.ring_age, standing.provisional) == ("waiting", None, None, True)
     standing.lost("no answer")
     standing.lost("no answer")
-    assert (standing.state, standing.why, standing.failures, standing.age) == ("away", "no answer", 2, None)
+    now = 159.0
+    standing.lost("no answer")
+    assert len(told) == 1
+    now = 160.0
+    standing.lost("no answer")
+    standing.lost("refused")
+    assert (standing.state, standing.why, standing.failures, standing.age) == ("away", "refused", 5, None)
     now = 101.0
     standing.heard(listed=False)
     standing.changed()
@@ -156,5 +162,6 @@ def test_how_a_source_stands() -> None:
     assert told == [
         ("discovery_away", {"source": "dns", "reason": "no answer"}),
         ("discovery_away", {"source": "dns", "reason": "no answer"}),
+        ("discovery_away", {"source": "dns", "reason": "refused"}),
         ("discovery_back", {"source": "dns"}),
     ]

@@ -50,6 +50,18 @@ def test_an_unchanged_set_is_silent() -> None:
     assert gather.due is None
 
 
+def test_what_is_routed_by_already_is_taken_once() -> None:
+    """A set that came another way ends what waited, and is silent when its source tells it too."""
+    gather = Gather(quiet=0.05, longest=0.2)
+    gather.offer(frozenset({A}), 1.0)
+    gather.took(frozenset({A, B}))
+    assert gather.due is None
+    gather.offer(frozenset({A, B}), 2.0)
+    assert gather.due is None
+    gather.offer(frozenset({A}), 3.0)
+    assert gather.take(3.05) == frozenset({A})
+
+
 @given(st.lists(st.tuples(st.sets(st.sampled_from([A, B, C])), st.floats(0, 0.3)), min_size=1))
 def test_the_last_set_wins_within_the_longest_time(told: list[tuple[set[Peer], float]]) -> None:
     """However sets come, each taken one differs from the one before, none waits longer than the longest time after

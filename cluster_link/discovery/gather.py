@@ -33,6 +33,11 @@ class Gather:
         self._waiting = members
         self._last = now
 
+    def took(self, members: frozenset[Peer]) -> None:
+        """This set is routed by already, as somebody else has it from the same source."""
+        self._taken = members
+        self._waiting = None
+
     @property
     def due(self) -> float | None:
         """When `take` will give a set; None while there is none."""

@@ -24,8 +24,6 @@ from cluster_link.membership import Peer
 
 _HEARD_EVERY = 1.0
 """Seconds between two signs of life that the loop is told of; each event of a rollout would be one."""
-_TELL_EVERY = 60.0
-"""Seconds between two lines about the same trouble: a role that is missing is found by its first line."""
 _REST = 0.0002
 """Seconds: long enough for the loop's thread to wake up and take the interpreter, which sleep(0) is not."""
 _TO_END = 1.0
@@ -124,8 +122,6 @@ class _Listening:
         self._newest: tuple[Snapshot, frozenset[Peer]] | None = None
         self._broken: Exception | None = None
         self._listed = False
-        self._why = ""
-        self._why_told = 0.0
         self._thread = threading.Thread(target=self._work, name="discovery", daemon=True)
         self._thread.start()
 
@@ -160,15 +156,10 @@ class _Listening:
         self._hear()
 
     def _hear(self) -> None:
-        self._why = ""
         self._standing.heard(self._listed)
 
     def _lose(self, why: str) -> None:
-        now = time.monotonic()
-        tell = why != self._why or now - self._why_told >= _TELL_EVERY
-        if tell:
-            self._why, self._why_told = why, now
-        self._standing.lost(why, tell)
+        self._standing.lost(why)
 
     def _break(self, error: Exception) -> None:
         self._broken = error

@@ -11,6 +11,9 @@ from typing import Protocol
 
 from cluster_link.membership import Peer
 
+_TELL_AGAIN = 60.0
+"""Seconds after which a trouble that lasts is told again."""
+
 
 class Source(Protocol):
     """Tells who is in the cluster, for as long as it is listened to."""
@@ -31,8 +34,8 @@ class Standing:
     """How a source does.  To be told from the loop's thread.
 
     name: the source's kind, as SIDEGATE_DISCOVERY has it.  now: seconds.
-    report: told "discovery_away" when it is first not reached and for each further reason, "discovery_back" when it
-    is again; it may hold back what repeats.
+    report: told "discovery_away" when it is first not reached, for each further reason and once a minute while that
+    lasts; "discovery_back" when it is again.  It may hold back what repeats.
     """
 
     def __init__(self, name: str, now: Callable[[], float], report: Callable[..., None]) -> None:
@@ -42,6 +45,7 @@ class Standing:
         self._heard_at: float | None = None
         self._changed_at: float | None = None
         self._failed = 0
+        self._told_at = 0.0
         self.why = ""
         self.listed = False
 
@@ -56,15 +60,15 @@ class Standing:
             self.why = ""
             self._report("discovery_back", source=self.name)
 
-    def lost(self, why: str, tell: bool = True) -> None:
-        """The source was not reached, or what it said is of no use; one line for operators.
-
-        tell: False where the source itself knows that it has been told enough; it is counted in any case.
-        """
+    def lost(self, why: str) -> None:
+        """The source was not reached, or what it said is of no use; one line for operators."""
         self._failed += 1
+        now = self._now()
+        if why == self.why and now - self._told_at < _TELL_AGAIN:
+            return
         self.why = why
-        if tell:
-            self._report("discovery_away", source=self.name, reason=why)
+        self._told_at = now
+        self._report("discovery_away", source=self.name, reason=why)
 
     def tell(self, event: str, **fields: object) -> None:
         """Something else that operators should know of what the source says; `peer`: whom it is about."""
