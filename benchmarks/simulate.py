@@ -33,6 +33,7 @@ from benchmarks.simulation.timeline import Costs, split
 from cluster_link.membership import Peer
 from cluster_link.ring import Ring
 
+_OUT = Path("benchmarks/scale")
 _CHANGES = 3
 """Nodes that join, and that leave, one at a time, at each size."""
 
@@ -319,8 +320,10 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.simulate", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = made.add_argument
-    add("--quick", action="store_true", help="10 to 100 nodes, a tenth of the requests: seconds")
-    add("--out", type=Path, default=Path("benchmarks/scale"), help="folder to write")
+    add(
+        "--quick", action="store_true", help="10 to 100 nodes, a tenth of the requests, written to build/scale: seconds"
+    )
+    add("--out", type=Path, default=_OUT, help="folder to write")
     add("--seed", type=int, default=1)
     add("--nodes", type=_sizes, default="10,30,100,300,1000,2000", help="cluster sizes")
     add("--rates", type=_numbers, default="200,1000,2000,5000", help="requests/s that each node is asked")
@@ -349,6 +352,8 @@ def main() -> None:
     if options.quick:
         options.nodes = [size for size in options.nodes if size <= 100] or options.nodes[:1]
         options.requests //= 10
+        if options.out == _OUT:
+            options.out = Path("build/scale")  # the full run's figures stay
         options.global_seconds = min(options.global_seconds, 1)
     try:
         costs = costs_of(options)
