@@ -284,10 +284,11 @@ class Load:
 
 
 class SlowProxy:
-    """Carries TCP connections to a port of 127.0.0.1, each byte `delay` seconds late on its way there."""
+    """Carries TCP connections to a port of 127.0.0.1, each byte `delay` seconds late on its way there and `back`
+    seconds on its way back."""
 
     def __init__(self, target: int) -> None:
-        self.delay = 0.0
+        self.delay = self.back = 0.0
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -307,10 +308,10 @@ class SlowProxy:
                 near.close()
                 continue
             self._streams += [near, far]
-            for source, sink, late in ((near, far, True), (far, near, False)):
+            for source, sink, late in ((near, far, lambda: self.delay), (far, near, lambda: self.back)):
                 threading.Thread(target=self._carry, args=(source, sink, late), daemon=True).start()
 
-    def _carry(self, source: socket.socket, sink: socket.socket, late: bool) -> None:
+    def _carry(self, source: socket.socket, sink: socket.socket, late: Callable[[], float]) -> None:
         waiting: deque[tuple[float, bytes]] = deque()
         ended = False
         try:
@@ -320,7 +321,7 @@ class SlowProxy:
                 if select.select([] if ended else [source], [], [], left)[0]:
                     data = source.recv(65_536)
                     ended = not data
-                    waiting.append((time.monotonic() + (self.delay if late else 0.0), data))
+                    waiting.append((time.monotonic() + late(), data))
                 while waiting and waiting[0][0] <= time.monotonic():
                     _, data = waiting.popleft()
                     if not data:

@@ -18,7 +18,7 @@ from cluster_link.peer_client import PeerClient, Settings, Trace
 from cluster_link.peer_server import PeerServer
 from sidecar.cluster import _codec
 from sidecar.wire import Op, Outcome, Packer, open_request
-from tests.clusters import Watch, free_port
+from tests.clusters import SlowProxy, Watch, free_port
 
 
 class FakeWaiter:
@@ -187,6 +187,27 @@ def test_requests_of_a_moment_share_a_batch_and_keep_their_order() -> None:
             assert [waiter.came for waiter in waiters] == [[(key, "owner")] for key in keys]
             assert [len(payload) for _, payload in listener.batches] == [50]
             assert (client.batches, client.requests, client.queued, client.state) == (1, 50, 0, "connected")
+
+    asyncio.run(work())
+
+
+def test_a_peer_that_takes_its_time_to_connect_is_reached() -> None:
+    """Whose handshakes are 0.7 s late, as a far or busy one's are, within a time-out that allows it."""
+
+    async def work() -> None:
+        listener = Listener()
+        server = PeerServer(listener.answer)
+        proxy = SlowProxy(await server.start("127.0.0.1:0"))
+        proxy.back = 0.7
+        peer = Peer("owner", f"127.0.0.1:{proxy.port}")
+        client = PeerClient(peer, [_codec(Packer("me", 1))], Settings(1_000, 0.0, 20_000, 5.0), lambda *_, **__: None)
+        try:
+            (waiter,) = await ask(client, "a")
+            assert waiter.came == [("a", "owner")]
+        finally:
+            await client.close()
+            await server.stop(0)
+            proxy.close()
 
     asyncio.run(work())
 
