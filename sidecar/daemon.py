@@ -60,6 +60,8 @@ _LISTENING = "its peers are not known yet"
 _TO_HEAR = 5.0
 """Seconds that a daemon which has not heard of its peers yet calls itself unready."""
 _SPARE_DESCRIPTORS = 64
+_FOR_LINKS = 4_000
+"""Descriptors for links, where they are to be had: a peer takes two, one each way (docs/scale.md)."""
 _YOUNG_OBJECTS, _YOUNG_COLLECTIONS = 5_000, 3
 """When the cycle collector looks at young objects: Python's own 700 find most forwarded requests still under way, and
 cost 4 % of the asked daemon's time; more would pause the loop for longer than a millisecond."""
@@ -485,11 +487,12 @@ class Daemon:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         config = self._config
         doors = 1 + (config.listen != OFF) + (config.http != OFF)
-        wanted = config.max_connections * doors + _SPARE_DESCRIPTORS
+        needed = config.max_connections * doors + _SPARE_DESCRIPTORS
+        wanted = needed + (_FOR_LINKS if config.listen != OFF else 0)
         if soft != resource.RLIM_INFINITY and soft < wanted:
             allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-            if allowed < wanted:
+            if allowed < needed:
                 self._server.max_connections = max(1, (allowed - _SPARE_DESCRIPTORS) // doors)
                 self._log.warning("descriptors_short", limit=allowed, max_connections=self._server.max_connections)
 

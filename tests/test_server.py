@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -188,6 +189,24 @@ def test_an_unfinished_frame_after_a_pause(start_daemon: Start) -> None:
         raw.socket.settimeout(15)
         assert raw.ended()
     assert [line["reason"] for line in daemon.events("client_dropped")] == ["frame left unfinished"]
+
+
+@pytest.mark.parametrize(("hard", "soft"), [(9_000, 5_064), (3_000, 3_000)])
+def test_descriptors_for_links_are_taken_where_they_are(short_path: Path, hard: int, soft: int) -> None:
+    """A soft limit is raised for clients of two doors and for links to peers, as far as the hard one lets it; less for
+    links alone is no shortage."""
+    words = [sys.executable, "-m", "sidecar", "serve", "--socket", f"{short_path}/s", "--max-connections", "500"]
+    words += ["--listen", f"127.0.0.1:{free_port()}", "--http", "off"]
+    limits = f'ulimit -Sn 100 && ulimit -Hn {hard} && exec "$@"'
+    process = subprocess.Popen(["sh", "-c", limits, "sh", *words], stderr=subprocess.PIPE, env=clean_environment())
+    try:
+        assert process.stderr is not None
+        with process.stderr:
+            assert json.loads(process.stderr.readline())["event"] == "daemon_ready"
+            assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (soft, hard)
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize(("doors", "each"), [(1, 136), (2, 68), (3, 45)])
