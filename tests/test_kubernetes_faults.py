@@ -67,6 +67,8 @@ def next_pod_is_known(world: OwnWorld, listener: Listener, number: int, seconds:
 def test_a_watch_that_fails(world: OwnWorld, scripted: Scripted) -> None:
     """Whatever a watch comes to, the members stand and the next change is found."""
     with listen(world) as listener:
+        # Else the first watch might meet the fault, and lose it by the cut.
+        wait_until(lambda: world.verbs("watch"), "it watches")
         told = len(listener.sets)
         world.script(scripted)
         world.cut()

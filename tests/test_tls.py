@@ -583,12 +583,16 @@ def test_who_looks_whether_https_is_open_is_not_told_of_and_holds_no_place(
 
     wait_until(shaken, "the place is free")
     assert daemon.events("tls_refused") == []
-    with socket.create_connection(("127.0.0.1", port)):
+    holders: list[socket.socket] = []
 
-        def full() -> bool:
-            return not shaken()
+    def taken() -> bool:
+        # One that comes while the one before is still being closed finds no place itself.
+        holders.append(socket.create_connection(("127.0.0.1", port)))
+        return not shaken() and not shaken()
 
-        wait_until(full, "the place is taken")
+    wait_until(taken, "the place is taken")
+    for holder in holders:
+        holder.close()
     wait_until(shaken, "the place is free again")
 
 
