@@ -188,7 +188,11 @@ class Client:
         try:
             context = None if self._traceparent is None else self._context()
             answers, node = self._open().ask(_CHECK, (request,), context)
-            (decision,) = self._decisions(answers, node, 1)
+            try:
+                (answer,) = answers
+                decision = _decision(answer, node)
+            except (TypeError, ValueError, LookupError):
+                (decision,) = self._decisions(answers, node, 1)  # which says what is wrong
         except _AWAY as error:
             return self._made_up(limit.limit, error)
         if decision.status == Status.ERROR:

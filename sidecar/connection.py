@@ -12,13 +12,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 from errno import EAGAIN
+from os import write
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any
 from weakref import WeakSet
 
 from sidecar.errors import DaemonTimeout, DaemonUnreachable, ProtocolError, RequestRefused
-from sidecar.wire import BadFrame, Frames, Outcome, Packer, open_answer
+from sidecar.wire import BadFrame, Frames, Outcome, Packer, open_answer, open_decided
 
 _READ = 16_384
 _MAX_ANSWER = 64 << 20
@@ -28,6 +29,8 @@ _SLACK = 0.05
 re-arming costs a system call, which the usual call need not pay."""
 _LOOK_AGAIN = 0.05
 """Seconds after which a waiting thread looks by itself whether a place is free."""
+_MOST_AROUND = 1_000
+"""Owners whose decisions are known by what stands around them; more than most clusters have nodes."""
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 1.0
 _TIMEOUTS_TO_OPEN = 3
@@ -38,8 +41,10 @@ class Connection:
 
     def __init__(self, path: str, timeout: float) -> None:
         self._path = path
-        self._timeout = timeout
+        self._slack = timeout * _SLACK
         self._frames = Frames(_MAX_ANSWER)
+        # What stands around a decision, and who is named there: (its owner if that is another node, the node).
+        self._around: dict[bytes, tuple[str | None, str]] = {}
         self._pack = Packer().request
         self._request_id = 0
         self.used = False
@@ -63,11 +68,15 @@ class Connection:
         if stream is None:
             stream = self._socket = _connect(self._path, deadline)
         self._request_id += 1
-        left = self._arm(stream, deadline)
-        self._send(stream, self._pack(self._request_id, op, payload, max(1, int(left * 1000)), context))
+        left = deadline - monotonic()
+        if left <= 0 or abs(left - self._armed) > self._slack:
+            left = self._arm(stream, deadline)
+        self._send(stream, self._pack(self._request_id, op, payload, int(left * 1000) or 1, context))
         self.used = True
         while True:
-            self._arm(stream, deadline)
+            left = deadline - monotonic()
+            if left <= 0 or abs(left - self._armed) > self._slack:
+                self._arm(stream, deadline)
             try:
                 data = stream.recv(_READ)
             except TimeoutError:
@@ -82,6 +91,13 @@ class Connection:
 
     def _read(self, data: bytes) -> tuple[Any, str] | None:
         """The answer, if it is complete with these bytes; all of them are taken in either way."""
+        decided = None if self._frames.partial else open_decided(data)
+        if decided is not None:
+            request_id, verdict, around = decided
+            known = self._around.get(around)
+            if known is not None and request_id == self._request_id:
+                owner, node = known
+                return (verdict if owner is None else (*verdict, owner),), node
         found = None
         try:
             for body in self._frames.feed(data):
@@ -95,15 +111,24 @@ class Connection:
                 if outcome == Outcome.REFUSED:
                     raise RequestRefused(payload)
                 found = payload, node
+                if decided is not None:
+                    self._remember(decided[2], payload, node)
         except BadFrame as error:
             raise ProtocolError(f"the daemon at {self._path} sent a bad frame: {error.why}") from error
         return found
+
+    def _remember(self, around: bytes, payload: Any, node: str) -> None:
+        """Know what stood around a decision when it comes again."""
+        (answer,) = payload
+        if len(self._around) >= _MOST_AROUND:
+            self._around.clear()
+        self._around[around] = (answer[5] if len(answer) > 5 else None), node
 
     def _arm(self, stream: socket.socket, deadline: float) -> float:
         left = deadline - monotonic()
         if left <= 0:
             raise DaemonTimeout(f"no answer from {self._path} in time")
-        if abs(left - self._armed) > self._timeout * _SLACK:
+        if abs(left - self._armed) > self._slack:
             stream.settimeout(left)
             self._armed = left
         return left
@@ -111,7 +136,12 @@ class Connection:
     def _send(self, stream: socket.socket, data: bytes) -> None:
         sent = 0
         try:
-            sent = stream.send(data)
+            try:
+                # A socket with a time-out does not block, so that its own `send` first asks whether there is room: a
+                # system call that a request, for which there nearly always is, need not pay.
+                sent = write(stream.fileno(), data)
+            except BlockingIOError:
+                pass
             if sent < len(data):
                 stream.sendall(memoryview(data)[sent:])
         except TimeoutError:
@@ -164,39 +194,43 @@ def _connect(path: str, deadline: float) -> socket.socket:
 
 
 class Circuit:
-    """Whether to ask at all: after a daemon was found away, most calls fail at once, one a pause probes."""
+    """Whether to ask at all: after a daemon was found away, most calls fail at once, one a pause probes.
+
+    open_until: when the next call may probe, in seconds of `monotonic`; 0 while every call may ask, so that `admit`
+    has nothing to say.  failures: calls in a row that found no daemon; 0 if `succeeded` has nothing to do.
+    """
 
     def __init__(self) -> None:
         self._close()
 
     def _close(self) -> None:
-        self._open_until = 0.0
+        self.open_until = 0.0
         self._pause = _FIRST_PAUSE
-        self._failures = 0
+        self.failures = 0
         self._cause = ""
 
     def admit(self) -> None:
         """Raises DaemonUnreachable while open; lets one call through when the pause is over."""
-        if self._open_until:
+        if self.open_until:
             now = monotonic()
-            if now < self._open_until:
+            if now < self.open_until:
                 raise DaemonUnreachable(f"not asked, since the daemon is away: {self._cause}")
-            self._open_until = now + self._pause
+            self.open_until = now + self._pause
 
     def succeeded(self) -> None:
         """The daemon answered."""
-        if self._failures:
+        if self.failures:
             self._close()
 
     def failed(self, error: Exception) -> None:
         """A daemon that is not there opens the circuit at once; a slow one after three calls in a row."""
-        self._failures += 1
-        if self._open_until:
+        self.failures += 1
+        if self.open_until:
             self._pause = min(self._pause * 2, _LONGEST_PAUSE)
-        elif isinstance(error, DaemonTimeout) and self._failures < _TIMEOUTS_TO_OPEN:
+        elif isinstance(error, DaemonTimeout) and self.failures < _TIMEOUTS_TO_OPEN:
             return
         self._cause = str(error)
-        self._open_until = monotonic() + self._pause
+        self.open_until = monotonic() + self._pause
 
 
 class Pool:
@@ -227,9 +261,14 @@ class Pool:
         return [self._ask(op, payload, deadline, context) for payload in payloads]
 
     def _ask(self, op: int, payload: object, deadline: float, context: str | None) -> tuple[Any, str]:
-        self._circuit.admit()
+        circuit = self._circuit
+        if circuit.open_until:
+            circuit.admit()
         while True:
-            connection = self._take(deadline)
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = self._take(deadline)
             try:
                 answer = connection.ask(op, payload, deadline, context)
             except RequestRefused:
@@ -245,7 +284,8 @@ class Pool:
                     self._circuit.failed(error)
                 raise
             self._give(connection)
-            self._circuit.succeeded()
+            if circuit.failures:
+                circuit.succeeded()
             return answer
 
     def close(self) -> None:

@@ -36,6 +36,7 @@ _prefix = _LENGTH.pack
 _length_of = _LENGTH.unpack_from
 _DECIDED = Struct(">I3sQ3sBBQBQBQBQ")
 _decided = _DECIDED.pack
+_open_decided = _DECIDED.unpack_from
 _ANSWER_HEAD = b"\x95\x01\xcf"  # array of 5, version 1, an id of 8 bytes
 _ONE_DECISION = b"\x00\x91\x95"  # answered, array of 1, array of 5
 _ONE_OF_ANOTHER = b"\x00\x91\x96"  # the same, array of 6: with its owner
@@ -173,7 +174,8 @@ class Packer:
         self, request_id: int, op: int, payload: object, budget: int | None = None, context: str | None = None
     ) -> bytes:
         """A request frame; budget in ms; context: a W3C traceparent."""
-        return frame(self.request_body(request_id, op, payload, budget, context))
+        body = self.request_body(request_id, op, payload, budget, context)
+        return _prefix(len(body)) + body
 
     def request_body(
         self, request_id: int, op: int, payload: object, budget: int | None = None, context: str | None = None
@@ -307,6 +309,20 @@ def open_answer(body: bytes) -> tuple[int, int, Any, str]:
         if version == VERSION and type(request_id) is int and outcome in _OUTCOMES and type(node) is str:
             return request_id, outcome, payload, node
     raise BadFrame(f"not an answer of protocol version {VERSION}")
+
+
+def open_decided(data: bytes) -> tuple[int, Verdict, bytes] | None:
+    """Of bytes that are one whole frame as `Packer.decided` writes it: its id, the verdict, and what stands around it,
+    the same for all decisions of an owner that come from one node.  None for any other bytes: `open_answer` takes
+    those of a whole frame."""
+    if len(data) <= _DECIDED.size:
+        return None
+    size, head, request_id, kind, status, wide, limit, also, remaining, so, reset_time, too, retry_after = (
+        _open_decided(data)
+    )
+    if size != len(data) - _PREFIX or head != _ANSWER_HEAD or not wide == also == so == too == _WIDE or status > 1:
+        return None
+    return request_id, (status, limit, remaining, reset_time, retry_after), kind + data[_DECIDED.size :]
 
 
 def filled(request: Any) -> tuple[tuple[Any, ...], int]:

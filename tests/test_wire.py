@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.wire import BadFrame, DoesNotFit, Frames, Op, Outcome, Packer, open_answer, open_request, unpack
+from sidecar.wire import (
+    BadFrame,
+    DoesNotFit,
+    Frames,
+    Op,
+    Outcome,
+    Packer,
+    open_answer,
+    open_decided,
+    open_request,
+    unpack,
+)
 from tests.helpers import INT64_MAX, pack
 
 
@@ -129,6 +140,44 @@ def test_what_is_no_decision_is_not_written_as_one(odd: object) -> None:
         verdict[place] = odd
         with pytest.raises(DoesNotFit):
             Packer("me").decided(7, tuple(verdict), "other")  # type: ignore[arg-type]
+
+
+_COUNT = st.integers(0, 2**64 - 1)
+_VERDICTS = st.tuples(st.integers(0, 1), _COUNT, _COUNT, _COUNT, _COUNT)
+_OWNERS = st.one_of(st.none(), st.text(max_size=40))
+
+
+@given(st.integers(1, 2**63 - 1), _VERDICTS, _OWNERS, st.text(max_size=40))
+def test_a_decision_opens_quickly_as_it_opens_slowly(
+    number: int, verdict: tuple[int, int, int, int, int], owner: str | None, node: str
+) -> None:
+    """What is read by its form alone is what decoding says, and what stands around it tells owners and nodes apart."""
+    data = Packer(node).decided(number, verdict, owner)
+    opened = open_decided(data)
+    assert opened is not None
+    assert opened[:2] == (number, verdict)
+    assert open_answer(data[4:])[2][0][:5] == verdict
+    other = open_decided(Packer(node + "x").decided(number, verdict, owner))
+    assert other is not None
+    assert other[2] != opened[2]
+    named = open_decided(Packer(node).decided(number, verdict, (owner or "") + "x"))
+    assert named is not None
+    assert named[2] != opened[2]
+
+
+@given(_VERDICTS, _OWNERS, st.integers(0, 70), st.integers(0, 255), st.integers(-3, 3))
+def test_bytes_that_are_not_quite_a_decision_are_not_opened_as_one(
+    verdict: tuple[int, int, int, int, int], owner: str | None, place: int, byte: int, more: int
+) -> None:
+    """One byte changed, some lost or added: what opens quickly all the same is a decision for the decoder too, with the
+    same values, unless what changed stands around it, which is compared with what the decoder has read before."""
+    data = bytearray(Packer("me").decided(7, verdict, owner))
+    data[min(place, len(data) - 1)] = byte
+    data = data[:more] if more < 0 else data + bytes(more)
+    opened = open_decided(bytes(data))
+    if opened is not None and opened[2] == open_decided(Packer("me").decided(7, verdict, owner))[2]:  # type: ignore[index]
+        number, outcome, payload, _ = open_answer(bytes(data[4:]))
+        assert (number, outcome, payload[0][:5]) == (opened[0], Outcome.ANSWERED, opened[1])
 
 
 def test_owners_that_are_kept_packed_are_bounded() -> None:
