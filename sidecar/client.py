@@ -125,11 +125,12 @@ class Client:
             batch = list(requests)
             why = count_fault(len(batch))
         except TypeError:
-            why = "a check takes requests, one after the other"
-        if why or any(type(request) is not RateLimit for request in batch):
+            batch, why = [], "a check takes requests, one after the other"
+        wires = [request.wire() for request in batch if type(request) is RateLimit]
+        if why or len(wires) != len(batch):
             raise InvalidRequest(why or "a check takes RateLimits; Limit.request makes them")
         try:
-            return self._check([request.wire() for request in batch])
+            return self._check(wires)
         except _AWAY as error:
             return [self._made_up(request.limit, error) for request in batch]
 
@@ -200,6 +201,8 @@ class Client:
         return decision
 
     def _check(self, batch: Sequence[tuple[Any, ...]]) -> list[Decision]:
+        if len(batch) <= _FEW:
+            return self._decisions(*self._open().ask(_CHECK, batch, self._context()), len(batch))
         decisions: list[Decision] = []
         parts = _parts(batch)
         for part, (answers, node) in zip(parts, self._open().ask_all(_CHECK, parts, self._context()), strict=True):
@@ -274,8 +277,6 @@ def _decision(answer: Any, node: str) -> Decision:
 
 def _parts(batch: Sequence[tuple[Any, ...]]) -> list[Sequence[tuple[Any, ...]]]:
     """The batch in parts whose frames a daemon takes: a thousand of the longest keys are more than one may hold."""
-    if len(batch) <= _FEW:
-        return [batch]
     # A character has at most 4 bytes of UTF-8; the numbers and heads of a request have less than 100.
     size = sum(100 + 4 * (len(request[0]) + len(request[1])) for request in batch)
     if size < _FRAME_BYTES:

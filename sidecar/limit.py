@@ -49,7 +49,8 @@ class Limit(_Value):
     Raises InvalidRequest (a ValueError) at once for anything else.
     """
 
-    __slots__ = ("name", "limit", "duration", "algorithm", "behavior", "burst", "fallback", "_terms")
+    _names = ("name", "limit", "duration", "algorithm", "behavior", "burst", "fallback")
+    __slots__ = (*_names, "_terms")
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Limit(_Value):
 
     def request(self, unique_key: str, hits: int = 1) -> RateLimit:
         """A request of this limit for one key; raises InvalidRequest."""
-        return RateLimit(*self.wire(unique_key, hits))
+        return RateLimit.found_valid(self.wire(unique_key, hits))
 
     def wire(self, unique_key: str, hits: int) -> tuple[Any, ...]:
         """The same as it stands in a frame: of a limit that was checked when it was made, only these two are new."""

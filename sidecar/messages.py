@@ -15,7 +15,7 @@ from sidecar.errors import InvalidRequest
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import TypeAlias
+    from typing import Any, TypeAlias
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
@@ -79,9 +79,10 @@ class _Value:
     """Compared and printed by its fields; plain slots, since these are made once a request."""
 
     __slots__: tuple[str, ...] = ()
+    _names: tuple[str, ...] = ()
 
     def _fields(self) -> tuple[object, ...]:
-        return tuple(getattr(self, name) for name in self.__slots__)
+        return tuple(getattr(self, name) for name in self._names)
 
     def __eq__(self, other: object) -> bool:
         return self._fields() == other._fields() if type(other) is type(self) else NotImplemented
@@ -90,9 +91,12 @@ class _Value:
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        shown = [name for name in self.__slots__ if not name.startswith("_")]
-        inner = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+        inner = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._names)
         return f"{type(self).__name__}({inner})"
+
+
+def _field(place: int) -> Any:
+    return property(lambda request: request._wire[place])
 
 
 class RateLimit(_Value):
@@ -110,7 +114,8 @@ class RateLimit(_Value):
     Raises InvalidRequest for any value outside these.
     """
 
-    __slots__ = (
+    __slots__ = ("_wire",)
+    _names = (
         "name",
         "unique_key",
         "hits",
@@ -122,6 +127,15 @@ class RateLimit(_Value):
         "created_at",
         "fallback",
     )
+    name: str = _field(0)
+    unique_key: str = _field(1)
+    hits: int = _field(2)
+    limit: int = _field(3)
+    duration: int = _field(4)
+    algorithm: int = _field(5)
+    behavior: int = _field(6)
+    burst: int = _field(7)
+    created_at: int | None = _field(8)
 
     def __init__(
         self,
@@ -136,36 +150,31 @@ class RateLimit(_Value):
         created_at: int | None = None,
         fallback: int = 0,
     ) -> None:
-        self.name = name
-        self.unique_key = unique_key
-        self.hits = hits
-        self.limit = limit
-        self.duration = duration
         # An enum's member becomes its number, which is what travels and is compared.
-        self.algorithm = int(algorithm) if isinstance(algorithm, Algorithm) else algorithm
-        self.behavior = int(behavior) if isinstance(behavior, Behavior) else behavior
-        self.burst = burst
-        self.created_at = created_at
-        self.fallback = int(fallback) if isinstance(fallback, Fallback) else fallback
-        validate(self.wire()[:9])
-        why = int_fault("fallback", self.fallback, 0, MAX_FALLBACK)
+        algorithm = int(algorithm) if isinstance(algorithm, Algorithm) else algorithm
+        behavior = int(behavior) if isinstance(behavior, Behavior) else behavior
+        fallback = int(fallback) if isinstance(fallback, Fallback) else fallback
+        plain = (name, unique_key, hits, limit, duration, algorithm, behavior, burst, created_at)
+        validate(plain)
+        why = int_fault("fallback", fallback, 0, MAX_FALLBACK)
         if why:
             raise InvalidRequest(why)
+        self._wire: tuple[Any, ...] = (*plain, fallback) if fallback else plain
 
-    def wire(self) -> tuple[object, ...]:
+    @property
+    def fallback(self) -> int:
+        return self._wire[9] if len(self._wire) > 9 else 0
+
+    def wire(self) -> tuple[Any, ...]:
         """The request as it stands in a frame (docs/protocol.md, "A request")."""
-        plain = (
-            self.name,
-            self.unique_key,
-            self.hits,
-            self.limit,
-            self.duration,
-            self.algorithm,
-            self.behavior,
-            self.burst,
-            self.created_at,
-        )
-        return (*plain, self.fallback) if self.fallback else plain
+        return self._wire
+
+    @classmethod
+    def found_valid(cls, wire: tuple[Any, ...]) -> RateLimit:
+        """The request that stands so in a frame; of values that were checked already."""
+        request = cls.__new__(cls)
+        request._wire = wire
+        return request
 
 
 class Decision(_Value):
@@ -191,6 +200,7 @@ class Decision(_Value):
         "degraded",
         "error",
     )
+    _names = __slots__
 
     def __init__(
         self,
