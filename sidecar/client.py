@@ -18,6 +18,7 @@ from sidecar.errors import (
     RequestRefused,
     SidegateError,
 )
+from sidecar.limit import Limit
 from sidecar.messages import Decision, RateLimit, Status, count_fault, int_fault, text_fault
 
 TYPE_CHECKING = False
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from sidecar.connection import Pool
-    from sidecar.limit import Limit
 
 DEFAULT_TIMEOUT = 0.1
 DEFAULT_MAX_CONNECTIONS = 16
@@ -185,7 +185,9 @@ class Client:
         return int(self._ask(_CLOCK, (how, ms))[0])
 
     def _one(self, limit: Limit, key: str, hits: int) -> Decision:
-        request = _limit(limit).wire(key, hits)
+        if type(limit) is not Limit:
+            _limit(limit)
+        request = limit.wire(key, hits)
         try:
             context = None if self._traceparent is None else self._context()
             answers, node = self._open().ask(_CHECK, (request,), context)

@@ -251,16 +251,15 @@ class Pool:
         self._freed: SimpleQueue[None] = SimpleQueue()
         self._circuit = Circuit()
 
-    def ask(self, op: int, payload: object, context: str | None = None) -> tuple[Any, str]:
-        """One operation's (answer, node) within the time-out, connecting included; raises as Connection.ask does."""
-        return self._ask(op, payload, monotonic() + self._timeout, context)
+    def ask(
+        self, op: int, payload: object, context: str | None = None, deadline: float | None = None
+    ) -> tuple[Any, str]:
+        """One operation's (answer, node) within the time-out, connecting included; raises as Connection.ask does.
 
-    def ask_all(self, op: int, payloads: Iterable[object], context: str | None = None) -> list[tuple[Any, str]]:
-        """The same for several frames, one after another, within one time-out."""
-        deadline = monotonic() + self._timeout
-        return [self._ask(op, payload, deadline, context) for payload in payloads]
-
-    def _ask(self, op: int, payload: object, deadline: float, context: str | None) -> tuple[Any, str]:
+        deadline: a moment of `monotonic`, in place of the time-out.
+        """
+        if deadline is None:
+            deadline = monotonic() + self._timeout
         circuit = self._circuit
         if circuit.open_until:
             circuit.admit()
@@ -287,6 +286,11 @@ class Pool:
             if circuit.failures:
                 circuit.succeeded()
             return answer
+
+    def ask_all(self, op: int, payloads: Iterable[object], context: str | None = None) -> list[tuple[Any, str]]:
+        """The same for several frames, one after another, within one time-out."""
+        deadline = monotonic() + self._timeout
+        return [self.ask(op, payload, context, deadline) for payload in payloads]
 
     def close(self) -> None:
         """Close every connection; those in use close when their call ends."""

@@ -94,17 +94,16 @@ class Limit(_Value):
 
     def wire(self, unique_key: str, hits: int) -> tuple[Any, ...]:
         """The same as it stands in a frame: of a limit that was checked when it was made, only these two are new."""
+        # Most are such; what else they may be is looked at below.
+        plain = type(unique_key) is str and unique_key.isascii() and 0 < len(unique_key) <= MAX_KEY_BYTES
+        if plain and type(hits) is int and INT64_MIN <= hits <= INT64_MAX:
+            return (self.name, unique_key, hits, *self._terms)
         if isinstance(unique_key, str):
             unique_key = unique_key[:]  # of a subclass, such as a template's safe string, the plain text
-        if type(hits) is not int or not INT64_MIN <= hits <= INT64_MAX or not _usual(unique_key):
-            why = int_fault("hits", hits, INT64_MIN) or text_fault("unique_key", unique_key)
-            if why:
-                raise InvalidRequest(why)
+        why = int_fault("hits", hits, INT64_MIN) or text_fault("unique_key", unique_key)
+        if why:
+            raise InvalidRequest(why)
         return (self.name, unique_key, hits, *self._terms)
-
-
-def _usual(key: object) -> bool:
-    return type(key) is str and key.isascii() and 0 < len(key) <= MAX_KEY_BYTES
 
 
 def parse_window(per: str | int | timedelta) -> tuple[int, bool]:
