@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import uvloop
 
-_METHOD = "/bench.Echo/Carry"
+METHOD = "/bench.Echo/Carry"
 
 
 async def _echo(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
@@ -38,7 +38,7 @@ def round_trip(start: Callable[[], object], port: int, seconds: float, size: int
 
     async def measure() -> float:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call: Any = channel.stream_stream(_METHOD)(wait_for_ready=True)
+            call: Any = channel.stream_stream(METHOD)(wait_for_ready=True)
             payload = b"x" * size
             trips = []
             for _ in range(50):

@@ -53,7 +53,6 @@ def main() -> int:
             seconds=options.seconds,
             hold=options.hold,
             keys=(options.keys // 10, options.keys),
-            steps=options.steps,
             folder=Path(folder),
             note=lambda text: print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True),
         )
@@ -92,22 +91,21 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="seconds of one measurement (default 1)")
     parser.add_argument("--hold", type=float, help="seconds for which scene 9 holds its rate (default 60)")
     parser.add_argument("--keys", type=int, help="live keys in scene 7, after a tenth of them (default 1,000,000)")
-    parser.add_argument("--steps", type=int, help="halvings in scene 10's search (default 5)")
     parser.add_argument("--quick", action="store_true", help="prove that all works; measures nothing worth keeping")
     parser.add_argument("--out", type=Path, help=f"folder (default {_RESULTS}; of a part or quick, {_PART_RESULTS})")
     parser.add_argument(
         "--report", type=Path, nargs="+", metavar="JSON", help="measure nothing: write tables and charts of these runs"
     )
     options = parser.parse_args()
-    usual = {"rounds": 5, "seconds": 1.0, "hold": 60.0, "keys": 1_000_000, "steps": 5}
-    quick = {"rounds": 1, "seconds": 0.2, "hold": 1.0, "keys": 20_000, "steps": 1}
+    usual = {"rounds": 5, "seconds": 1.0, "hold": 60.0, "keys": 1_000_000}
+    quick = {"rounds": 1, "seconds": 0.2, "hold": 1.0, "keys": 20_000}
     for name, value in (quick if options.quick else usual).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     whole = not options.quick and set(options.scenes) == set(SCENES) and set(options.contenders) == set(CONTENDERS)
     options.out = options.out or Path(_RESULTS if whole and not options.report else _PART_RESULTS)
-    if options.rounds < 1 or options.seconds <= 0 or options.hold <= 0 or options.keys < 10_000 or options.steps < 1:
-        parser.error("rounds, seconds, hold and steps are above 0, keys at least 10,000")
+    if options.rounds < 1 or options.seconds <= 0 or options.hold <= 0 or options.keys < 10_000:
+        parser.error("rounds, seconds and hold are above 0, keys at least 10,000")
     return options
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Record = Mapping[str, Any]
+MOST_LATE = 0.01
+"""The share of calls due that may go unmade at a rate that counts as held."""
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -41,8 +43,12 @@ def ratios(mine: Iterable[Record], theirs: Iterable[Record], field: str) -> list
     ]
 
 
-def highest_rate(holds: Iterable[tuple[float, bool]]) -> float:
-    """Of (rate tried, whether it held): the highest that held below the lowest that did not; 0 if none."""
-    tried = list(holds)
-    first_failure = min((rate for rate, held in tried if not held), default=math.inf)
-    return max((rate for rate, held in tried if held and rate < first_failure), default=0.0)
+def highest_rate(records: Iterable[Record], most: float) -> float:
+    """The highest rate tried at which the middle p99 is at most `most` us and calls are made when due; 0 if none."""
+    every = list(records)
+    held = []
+    for rate in {one["tried"] for one in every}:
+        p99, late = (median(chosen(every, tried=rate), field) for field in ("p99", "late"))
+        if p99 is not None and p99 <= most and late is not None and late <= MOST_LATE:
+            held.append(rate)
+    return max(held, default=0.0)

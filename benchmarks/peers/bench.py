@@ -25,7 +25,7 @@ from benchmarks.processes import resident, together
 class Bench:
     """How long and how often is measured, who takes part, and the records so far.
 
-    seconds: of one measurement; hold: of scene 9's; keys: of scene 7's two sizes; steps: halvings in scene 10's search.
+    seconds: of one measurement; hold: of scene 9's; keys: of scene 7's two sizes.
     """
 
     contenders: list[Contender]
@@ -33,17 +33,17 @@ class Bench:
     seconds: float
     hold: float
     keys: tuple[int, int]
-    steps: int
     folder: Path
     note: Callable[[str], None]
     records: list[dict[str, Any]] = field(default_factory=list)
 
     def those(self, *names: str, **what: bool) -> list[Contender]:
-        """Of these names (all, if none is given) the contenders that take part and are `what`."""
+        """Of these names (if none is given, all but those that must be `named`) who takes part and is `what`."""
         return [
             one
             for one in self.contenders
-            if (not names or one.name in names) and all(getattr(one, name) is value for name, value in what.items())
+            if (one.name in names if names else not one.named)
+            and all(getattr(one, name) is value for name, value in what.items())
         ]
 
     @contextmanager

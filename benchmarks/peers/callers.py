@@ -13,10 +13,12 @@ from typing import Any, Protocol
 from benchmarks.load import Asker
 from benchmarks.peers.hits import WINDOW_S, Hit
 from benchmarks.peers.systems import Endpoint
+from benchmarks.stream import METHOD
 
 _TIMEOUT = 5.0
 _OVER = 1
 _CHECK = 1
+_BATCH = b"x" * 60
 
 
 class Caller(Protocol):
@@ -87,6 +89,27 @@ class Echo(SidegateRaw):
             _CHECK, [(hit.name, hit.key, 1, hit.limit, WINDOW_S * 1000, 0, hit.behavior, 0, None) for hit in hits]
         )
         return 0
+
+
+class Stream:
+    """A kept-open stream of grpc.aio that sends back what it is sent, as many bytes as a batch of one request."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._address = endpoint.grpc
+        self._call: Any = None
+
+    async def ask(self, hits: list[Hit]) -> int:
+        if self._call is None:
+            import grpc.aio
+
+            self._channel = grpc.aio.insecure_channel(self._address)
+            self._call = self._channel.stream_stream(METHOD)(wait_for_ready=True)
+        await self._call.write(_BATCH)
+        await self._call.read()
+        return 0
+
+    async def close(self) -> None:
+        await self._channel.close()
 
 
 class _V1:

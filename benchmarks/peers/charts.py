@@ -13,12 +13,19 @@ from benchmarks.peers.arithmetic import Record, chosen, median
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.report import TITLES
 
-_COLOURS = {"sidegate": "#1b7f5c", "gubernator": "#c0582b", "redis": "#8c2f6b", "none": "#777777", "echo": "#bbbbbb"}
+_COLOURS = {
+    "sidegate": "#1b7f5c",
+    "gubernator": "#c0582b",
+    "redis": "#8c2f6b",
+    "none": "#777777",
+    "echo": "#bbbbbb",
+    "stream": "#557799",
+}
 
 
 def charts(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Draw what the records have, and tell the files: rate.png, latency.png, cpu.png, keys.png."""
-    drawn = [_rate(records, folder), _latency(records, folder), _cpu(records, folder), _keys(records, folder)]
+    """Draw what the records have, and tell the files: rate.png, latency.png, cpu.png, keys.png, millisecond.png."""
+    drawn = [draw(records, folder) for draw in (_rate, _latency, _cpu, _keys, _millisecond)]
     return [path for path in drawn if path is not None]
 
 
@@ -99,3 +106,23 @@ def _keys(records: Sequence[Record], folder: Path) -> Path | None:
         _bars(axes[2 * number], those, "bucket", 1, "{:,.0f}", f"{case}: bytes a key")
         _bars(axes[2 * number + 1], those, "worst", 1000, "{:,.1f}", f"{case}: a probe's worst round trip, ms")
     return _save(figure, folder / "keys.png")
+
+
+def _millisecond(records: Sequence[Record], folder: Path) -> Path | None:
+    tried = chosen(records, scene=10)
+    if not tried:
+        return None
+    figure, axes = _canvas(2, 4.0)
+    for axis, (field, name) in zip(axes, (("p50", "p50"), ("p99", "p99")), strict=True):
+        for contender, case in dict.fromkeys((one["contender"], one["case"]) for one in tried):
+            those = chosen(tried, contender=contender, case=case)
+            rates = sorted({one["tried"] for one in those})
+            values = [median(chosen(those, tried=rate), field) or 0.0 for rate in rates]
+            title = CONTENDERS[contender].title + (f", {case}" if case else "")
+            style = "--" if case == "forwarded" else "-"
+            axis.plot(rates, values, style, marker=".", color=_COLOURS[CONTENDERS[contender].system], label=title)
+        axis.axhline(1_000, color="black", linewidth=0.5)
+        axis.set(xscale="log", yscale="log", xlabel="calls a second, 8 workers", ylabel=f"{name} of a call, us")
+        axis.set_title(f"{TITLES[10]}: {name}", fontsize=9)
+        axis.legend(fontsize=7)
+    return _save(figure, folder / "millisecond.png")

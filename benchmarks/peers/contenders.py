@@ -14,7 +14,7 @@ class Contender(NamedTuple):
     """One way to ask one system.
 
     shared: whether several processes share one limit.  clustered: whether several nodes do, with GLOBAL too.
-    decides: whether it limits at all.
+    decides: whether it limits at all.  named: whether it is only in scenes that name it.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Contender(NamedTuple):
     shared: bool = True
     clustered: bool = False
     decides: bool = True
+    named: bool = False
 
 
 CONTENDERS = {
@@ -41,5 +42,6 @@ CONTENDERS = {
         Contender("redis-lua", "Redis, Lua token bucket", "redis", callers.RedisLua),
         Contender("memory", "limits in memory, one process", "none", callers.LimitsFixed, shared=False),
         Contender("echo", "bare uvloop echo", "echo", callers.Echo, decides=False),
+        Contender("stream", "bare grpc.aio stream", "stream", callers.Stream, decides=False, named=True),
     )
 }

@@ -156,8 +156,22 @@ def _echo(stack: ExitStack, nodes: int, folder: Path) -> Endpoint:
     return Endpoint(socket=str(path), pids=(process.pid,))
 
 
+def _stream(stack: ExitStack, _nodes: int, _folder: Path) -> Endpoint:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "benchmarks.stream", "serve", str(port)]
+    pid = stack.enter_context(running(command, ("127.0.0.1", port), **_QUIET)).pid
+    return Endpoint(grpc=f"127.0.0.1:{port}", pids=(pid,))
+
+
 def _none(_stack: ExitStack, _nodes: int, _folder: Path) -> Endpoint:
     return Endpoint()
 
 
-_START = {"sidegate": _sidegate, "gubernator": _gubernator, "redis": _redis, "echo": _echo, "none": _none}
+_START = {
+    "sidegate": _sidegate,
+    "gubernator": _gubernator,
+    "redis": _redis,
+    "echo": _echo,
+    "stream": _stream,
+    "none": _none,
+}
