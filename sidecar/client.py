@@ -185,12 +185,17 @@ class Client:
         return int(self._ask(_CLOCK, (how, ms))[0])
 
     def _one(self, limit: Limit, key: str, hits: int) -> Decision:
+        # Most calls are one hit of a plain key: then all but the key is packed already.
+        payload: object = None
         if type(limit) is not Limit:
             _limit(limit)
-        request = limit.wire(key, hits)
+        elif hits == 1 and type(hits) is int and self._traceparent is None:
+            payload = limit.packed_hit(key)
+        if payload is None:
+            payload = (limit.wire(key, hits),)
         try:
             context = None if self._traceparent is None else self._context()
-            answers, node = self._open().ask(_CHECK, (request,), context)
+            answers, node = self._open().ask(_CHECK, payload, context)
             try:
                 (answer,) = answers
                 decision = _decision(answer, node)
@@ -269,7 +274,8 @@ def _limit(limit: Limit) -> Limit:
 
 def _decision(answer: Any, node: str) -> Decision:
     if len(answer) == _PLAIN:
-        return Decision(_STATUS[answer[0]], answer[1], answer[2], answer[3], answer[4], node)
+        status, limit, remaining, reset_time, retry_after = answer
+        return Decision(_STATUS[status], limit, remaining, reset_time, retry_after, node)
     whole = answer if len(answer) == _WHOLE else (*answer, *_ABSENT[len(answer) - _PLAIN :])
     status, limit, remaining, reset_time, retry_after, owner, degraded, error = whole
     return Decision(

@@ -18,8 +18,10 @@ from time import monotonic, sleep
 from typing import Any
 from weakref import WeakSet
 
+from msgpack import packb
+
 from sidecar.errors import DaemonTimeout, DaemonUnreachable, ProtocolError, RequestRefused
-from sidecar.wire import BadFrame, Frames, Outcome, Packer, open_answer, open_decided
+from sidecar.wire import BadFrame, Frames, Outcome, Packer, is_around_decided, open_answer, open_decided
 
 _READ = 16_384
 _MAX_ANSWER = 64 << 20
@@ -31,6 +33,8 @@ _LOOK_AGAIN = 0.05
 """Seconds after which a waiting thread looks by itself whether a place is free."""
 _MOST_AROUND = 1_000
 """Owners whose decisions are known by what stands around them; more than most clusters have nodes."""
+_MOST_IDS = 0xFFFFFFFF
+"""Ids are of 4 bytes at most, the form in which a daemon reads them fastest."""
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 1.0
 _TIMEOUTS_TO_OPEN = 3
@@ -43,22 +47,30 @@ class Connection:
         self._path = path
         self._slack = timeout * _SLACK
         self._frames = Frames(_MAX_ANSWER)
-        # What stands around a decision, and who is named there: (its owner if that is another node, the node).
-        self._around: dict[bytes, tuple[str | None, str]] = {}
+        # What stands around a decision's numbers, and what that says: (status, its owner if another node, the node).
+        self._around: dict[bytes, tuple[int, str | None, str]] = {}
         self._pack = Packer().request
         self._request_id = 0
         self.used = False
         self._socket: socket.socket | None = None
         self._armed = -1.0
+        # The last call's time, for which the socket is armed, and what the daemon is told of it: mostly the same again.
+        self._left = 0.0
+        self._budget = 0
+        self._packed_budget = b""
 
     def close(self) -> None:
         """Close this process's end; a forked parent's end lives on."""
         if self._socket is not None:
             self._socket.close()
 
-    def ask(self, op: int, payload: object, deadline: float, context: str | None = None) -> tuple[Any, str]:
+    def ask(
+        self, op: int, payload: object, left: float, deadline: float, context: str | None = None
+    ) -> tuple[Any, str]:
         """One operation's (answer, node that gave it), connecting first if this is the first one.
-        context: the caller's traceparent.
+
+        payload: msgpack's bytes of it, or what msgpack packs.  left: seconds until the deadline.  context: the
+        caller's traceparent.
 
         The caller closes this connection on any exception but RequestRefused.  Raises StaleConnection when
         nothing could be sent because the daemon had closed the stream; DaemonTimeout, DaemonUnreachable,
@@ -67,16 +79,22 @@ class Connection:
         stream = self._socket
         if stream is None:
             stream = self._socket = _connect(self._path, deadline)
-        self._request_id += 1
-        left = deadline - monotonic()
-        if left <= 0 or abs(left - self._armed) > self._slack:
-            left = self._arm(stream, deadline)
-        self._send(stream, self._pack(self._request_id, op, payload, int(left * 1000) or 1, context))
+            left = deadline - monotonic()
+        if left != self._left:
+            self._arm(stream, left)
+            self._left = left
+            self._budget = int(left * 1000) or 1
+            self._packed_budget = packb(self._budget)
+        # One is under way at a time, so that the ids may start anew.
+        request_id = self._request_id = self._request_id % _MOST_IDS + 1
+        if type(payload) is bytes:
+            data = Packer.packed_request(request_id, op, payload, self._packed_budget)
+        else:
+            data = self._pack(request_id, op, payload, self._budget, context)
+        if not self._send(stream, data):
+            self._arm(stream, deadline - monotonic())
         self.used = True
         while True:
-            left = deadline - monotonic()
-            if left <= 0 or abs(left - self._armed) > self._slack:
-                self._arm(stream, deadline)
             try:
                 data = stream.recv(_READ)
             except TimeoutError:
@@ -88,16 +106,19 @@ class Connection:
             found = self._read(data)
             if found is not None:
                 return found
+            self._arm(stream, deadline - monotonic())
 
     def _read(self, data: bytes) -> tuple[Any, str] | None:
         """The answer, if it is complete with these bytes; all of them are taken in either way."""
         decided = None if self._frames.partial else open_decided(data)
         if decided is not None:
-            request_id, verdict, around = decided
+            request_id, around, limit, remaining, reset_time, retry_after = decided
             known = self._around.get(around)
             if known is not None and request_id == self._request_id:
-                owner, node = known
-                return (verdict if owner is None else (*verdict, owner),), node
+                status, owner, node = known
+                if owner is None:
+                    return ((status, limit, remaining, reset_time, retry_after),), node
+                return ((status, limit, remaining, reset_time, retry_after, owner),), node
         found = None
         try:
             for body in self._frames.feed(data):
@@ -111,8 +132,8 @@ class Connection:
                 if outcome == Outcome.REFUSED:
                     raise RequestRefused(payload)
                 found = payload, node
-                if decided is not None:
-                    self._remember(decided[2], payload, node)
+                if decided is not None and is_around_decided(around, len(data)):
+                    self._remember(around, payload, node)
         except BadFrame as error:
             raise ProtocolError(f"the daemon at {self._path} sent a bad frame: {error.why}") from error
         return found
@@ -122,18 +143,19 @@ class Connection:
         (answer,) = payload
         if len(self._around) >= _MOST_AROUND:
             self._around.clear()
-        self._around[around] = (answer[5] if len(answer) > 5 else None), node
+        self._around[around] = answer[0], (answer[5] if len(answer) > 5 else None), node
 
-    def _arm(self, stream: socket.socket, deadline: float) -> float:
-        left = deadline - monotonic()
+    def _arm(self, stream: socket.socket, left: float) -> None:
+        """Have the socket wait for as long as the call may; raises DaemonTimeout when that is over."""
         if left <= 0:
             raise DaemonTimeout(f"no answer from {self._path} in time")
         if abs(left - self._armed) > self._slack:
             stream.settimeout(left)
             self._armed = left
-        return left
+            self._left = 0.0
 
-    def _send(self, stream: socket.socket, data: bytes) -> None:
+    def _send(self, stream: socket.socket, data: bytes) -> bool:
+        """Send all of it; whether that took one step, and so no time."""
         sent = 0
         try:
             try:
@@ -142,8 +164,9 @@ class Connection:
                 sent = write(stream.fileno(), data)
             except BlockingIOError:
                 pass
-            if sent < len(data):
-                stream.sendall(memoryview(data)[sent:])
+            if sent == len(data):
+                return True
+            stream.sendall(memoryview(data)[sent:])
         except TimeoutError:
             raise DaemonTimeout(f"the daemon at {self._path} took no more bytes in time") from None
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -153,6 +176,7 @@ class Connection:
             # Otherwise the daemon hung up on these bytes; its reason, if it gave one, is there to be read.
         except OSError as error:
             raise DaemonUnreachable(f"connection to {self._path} was lost: {error}") from error
+        return False
 
 
 class StaleConnection(Exception):
@@ -259,7 +283,10 @@ class Pool:
         deadline: a moment of `monotonic`, in place of the time-out.
         """
         if deadline is None:
-            deadline = monotonic() + self._timeout
+            left = self._timeout
+            deadline = monotonic() + left
+        else:
+            left = deadline - monotonic()
         circuit = self._circuit
         if circuit.open_until:
             circuit.admit()
@@ -268,21 +295,25 @@ class Pool:
                 connection = self._idle.pop()
             except IndexError:
                 connection = self._take(deadline)
+                left = deadline - monotonic()
             try:
-                answer = connection.ask(op, payload, deadline, context)
+                answer = connection.ask(op, payload, left, deadline, context)
             except RequestRefused:
                 self._give(connection)
-                self._circuit.succeeded()
+                circuit.succeeded()
                 raise
             except StaleConnection:
                 self._discard(connection)
+                left = deadline - monotonic()
                 continue
             except BaseException as error:
                 self._discard(connection)
                 if isinstance(error, DaemonUnreachable | DaemonTimeout) and not isinstance(error, _Declined):
-                    self._circuit.failed(error)
+                    circuit.failed(error)
                 raise
-            self._give(connection)
+            self._idle.append(connection)
+            if self._waiting:
+                self._wake()
             if circuit.failures:
                 circuit.succeeded()
             return answer

@@ -30,6 +30,8 @@ _INTERVALS = ("minute", "hour", "day", "week", "month", "year")
 _ALGORITHMS = {"token": Algorithm.TOKEN_BUCKET, "leaky": Algorithm.LEAKY_BUCKET}
 _MOST_DIGITS = 20
 """More than int64 needs, and far from the length at which int() refuses in words of its own."""
+_TEXT_HEADS = tuple(bytes((0xA0 | size,)) if size < 32 else bytes((0xD9, size)) for size in range(256))
+"""What msgpack writes before a text of so many bytes."""
 _HOW = 'a window is an int of ms, a timedelta, "<number><ms|s|m|h|d|w>" or "calendar <minute|hour|day|week|month|year>"'
 
 
@@ -50,7 +52,7 @@ class Limit(_Value):
     """
 
     _names = ("name", "limit", "duration", "algorithm", "behavior", "burst", "fallback")
-    __slots__ = (*_names, "_terms")
+    __slots__ = (*_names, "_after", "_before", "_terms")
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class Limit(_Value):
         self.burst = burst
         self.fallback = checked.fallback
         self._terms = checked.wire()[3:]
+        self._before, self._after = _around_the_key(name, self._terms)
 
     def request(self, unique_key: str, hits: int = 1) -> RateLimit:
         """A request of this limit for one key; raises InvalidRequest."""
@@ -104,6 +107,22 @@ class Limit(_Value):
         if why:
             raise InvalidRequest(why)
         return (self.name, unique_key, hits, *self._terms)
+
+    def packed_hit(self, unique_key: str) -> bytes | None:
+        """`[request]` of one hit as msgpack has it, of which only the key is new; None if it is no usual key, which
+        `wire` takes or refuses."""
+        if type(unique_key) is str and unique_key.isascii() and 0 < (size := len(unique_key)) < len(_TEXT_HEADS):
+            return self._before + _TEXT_HEADS[size] + unique_key.encode() + self._after
+        return None
+
+
+def _around_the_key(name: str, terms: tuple[Any, ...]) -> tuple[bytes, bytes]:
+    """What stands before and behind the key in `[request]` of one hit."""
+    from msgpack import packb  # only here, so that importing the client costs less
+
+    whole = packb([(name, "", 1, *terms)])
+    size = len(packb([()])) + len(packb(name))
+    return whole[:size], whole[size + len(packb("")) :]
 
 
 def parse_window(per: str | int | timedelta) -> tuple[int, bool]:

@@ -29,7 +29,8 @@ _CHECK = int(Op.CHECK)
 _ANSWERED = int(Outcome.ANSWERED)
 _ERROR = int(Status.ERROR)
 _MAX_KNOWN = 16_384
-"""Frames remembered, of about 300 bytes each; past it the memory starts anew."""
+"""Frames remembered, of about 300 bytes each; past it a new memory begins, and of the one before, which is kept till
+then, what is asked for again moves over."""
 _FIELDS = 9
 _TOLD, _MOST_TOLD = 20, 100
 """Hottest names and keys told, by default and at most: the longest there are then fill a third of a frame."""
@@ -84,6 +85,7 @@ class Service:
         self.tracing: Tracing | None = None
         self._judge = table.judge
         self._known: dict[bytes, _Known | Course] = {}
+        self._known_before: dict[bytes, _Known | Course] = {}
         self._hot: HotKeys | None = None
         self._look_at = NEVER
         self._look: Callable[[tuple[str, str], int], int]
@@ -100,7 +102,10 @@ class Service:
         request_id, rest = split_id(data)
         known = self._known.get(rest)
         if known is None or not request_id:
-            return None
+            known = self._known_before.pop(rest, None) if request_id else None
+            if known is None:
+                return None
+            self._remember(rest, known)
         if isinstance(known, Course):
             assert self._router is not None
             self._router.forward(known, asker, request_id, self._packer)
@@ -130,6 +135,7 @@ class Service:
         """Route by a new ring from now on; None while this node is alone."""
         self._router = router
         self._known.clear()
+        self._known_before.clear()
 
     def decide_here(self, requests: Sequence[Any]) -> list[Any]:
         """Decide requests at this node's own time."""
@@ -249,9 +255,12 @@ class Service:
             known = self._router.course(peer, request, budget)
         _, rest = split_id(frame(body))
         if rest and known is not None:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            self._known[rest] = known
+            self._remember(rest, known)
+
+    def _remember(self, rest: bytes, known: _Known | Course) -> None:
+        if len(self._known) >= _MAX_KNOWN:
+            self._known, self._known_before = {}, self._known
+        self._known[rest] = known
 
     def _answer_other(
         self, request_id: int, op: int, payload: Any, now: int, asker: Asker, budget: int | None

@@ -34,15 +34,20 @@ _LENGTH = Struct(">I")
 _PREFIX = _LENGTH.size
 _prefix = _LENGTH.pack
 _length_of = _LENGTH.unpack_from
+_ASKED = Struct(">I3sIB")
+_asked = _ASKED.pack
+_REQUEST_HEAD = bytes((0x95, VERSION, 0xCE))  # array of 5, the version, an id of 4 bytes
 _DECIDED = Struct(">I3sQ3sBBQBQBQBQ")
 _decided = _DECIDED.pack
-_open_decided = _DECIDED.unpack_from
+_open_decided = Struct(">7sQ5sQcQcQcQ").unpack_from  # of the same size, in as few parts as it can be read by
+_AROUND = Struct(">I3s3sBBB")
 _ANSWER_HEAD = b"\x95\x01\xcf"  # array of 5, version 1, an id of 8 bytes
 _ONE_DECISION = b"\x00\x91\x95"  # answered, array of 1, array of 5
 _ONE_OF_ANOTHER = b"\x00\x91\x96"  # the same, array of 6: with its owner
 _MOST_OWNERS = 10_000
 """Names of owners that are kept packed; more than any cluster has."""
 _WIDE = 0xCF  # an integer of 8 bytes
+_WIDE_BYTE = b"\xcf"
 _SHORT_ID, _MIDDLE_ID = Struct(">H").unpack_from, Struct(">I").unpack_from
 _ID_AT = _PREFIX + 2  # behind the length, the array's head and the version
 _REQUIRED = 5
@@ -186,6 +191,12 @@ class Packer:
         body: bytes = self._pack(whole if context is None else (*whole, context))
         return body
 
+    @staticmethod
+    def packed_request(request_id: int, op: int, payload: bytes, budget: bytes) -> bytes:
+        """The same of a payload and a budget that are msgpack already, in this release's version; an id below 2^32."""
+        size = _ASKED.size - _PREFIX + len(payload) + len(budget)
+        return _asked(size, _REQUEST_HEAD, request_id, op) + payload + budget
+
     def decided(self, request_id: int, verdict: Verdict, owner: str | None = None) -> bytes:
         """The answer frame to a check of one request: each integer at its widest, which needs no search for the
         shortest form of each and takes half as long as `answer`.
@@ -281,12 +292,12 @@ def split_id(data: bytes) -> tuple[int, bytes]:
     if not _ID_AT + 5 <= len(data) <= _USUAL_SIZE:
         return 0, b""
     form = data[_ID_AT]
-    if form < 0x80:
-        return form, data[:_ID_AT] + data[_ID_AT + 1 :]
-    if form == 0xCD:
-        return _SHORT_ID(data, _ID_AT + 1)[0], data[:_ID_AT] + data[_ID_AT + 3 :]
     if form == 0xCE:
         return _MIDDLE_ID(data, _ID_AT + 1)[0], data[:_ID_AT] + data[_ID_AT + 5 :]
+    if form == 0xCD:
+        return _SHORT_ID(data, _ID_AT + 1)[0], data[:_ID_AT] + data[_ID_AT + 3 :]
+    if form < 0x80:
+        return form, data[:_ID_AT] + data[_ID_AT + 1 :]
     return 0, b""
 
 
@@ -311,18 +322,26 @@ def open_answer(body: bytes) -> tuple[int, int, Any, str]:
     raise BadFrame(f"not an answer of protocol version {VERSION}")
 
 
-def open_decided(data: bytes) -> tuple[int, Verdict, bytes] | None:
-    """Of bytes that are one whole frame as `Packer.decided` writes it: its id, the verdict, and what stands around it,
-    the same for all decisions of an owner that come from one node.  None for any other bytes: `open_answer` takes
-    those of a whole frame."""
+def open_decided(data: bytes) -> tuple[int, bytes, int, int, int, int] | None:
+    """Of bytes that may be one whole frame as `Packer.decided` writes it: its id, what stands around its numbers, and
+    limit, remaining, reset_time and retry_after.  None for bytes that are no such frame.
+
+    What stands around is the same for all decisions of one status by one owner that come from one node; the numbers
+    count only once it has passed `is_around_decided`.
+    """
     if len(data) <= _DECIDED.size:
         return None
-    size, head, request_id, kind, status, wide, limit, also, remaining, so, reset_time, too, retry_after = (
-        _open_decided(data)
-    )
-    if size != len(data) - _PREFIX or head != _ANSWER_HEAD or not wide == also == so == too == _WIDE or status > 1:
-        return None
-    return request_id, (status, limit, remaining, reset_time, retry_after), kind + data[_DECIDED.size :]
+    head, request_id, kind, limit, also, remaining, so, reset_time, too, retry_after = _open_decided(data)
+    if also == so == too == _WIDE_BYTE:
+        return request_id, head + kind + data[_DECIDED.size :], limit, remaining, reset_time, retry_after
+    return None
+
+
+def is_around_decided(around: bytes, size: int) -> bool:
+    """Whether this stands around the numbers of a decision, in a frame of `size` bytes."""
+    *before, kind, status, wide, _ = _AROUND.unpack_from(around.ljust(_AROUND.size))
+    usual = before == [size - _PREFIX, _ANSWER_HEAD] and kind in (_ONE_DECISION, _ONE_OF_ANOTHER)
+    return usual and status <= 1 and wide == _WIDE
 
 
 def filled(request: Any) -> tuple[tuple[Any, ...], int]:

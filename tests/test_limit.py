@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import msgpack
 import pytest
 
 from sidecar.errors import InvalidRequest
@@ -161,6 +162,23 @@ def test_a_wrong_request_of_a_limit(key: object, hits: object) -> None:
     """A wrong key or number of hits is refused."""
     with pytest.raises(InvalidRequest):
         Limit("n", 10, "1m").request(key, hits)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit", [Limit("n", 10, "1m"), Limit("é" * 300, INT64_MAX, 1, burst=9, fallback="deny")])
+@pytest.mark.parametrize("key", ["k", "k" * 31, "k" * 32, "a:b/c d" * 36, "k" * 255])
+def test_a_hit_of_a_plain_key_is_packed_as_msgpack_would(limit: Limit, key: str) -> None:
+    """Joined from parts, with every form of the length before the key, it is what packing the request gives."""
+    assert limit.packed_hit(key) == msgpack.packb([limit.wire(key, 1)])
+
+
+class Text(str):
+    """As a template's safe string is."""
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256, "é", Text("k"), None, 5, b"k"])
+def test_a_hit_of_an_unusual_key_is_not_packed_so(key: object) -> None:
+    """What has to be looked at more closely is left to who does."""
+    assert Limit("n", 10, "1m").packed_hit(key) is None  # type: ignore[arg-type]
 
 
 def test_limits_compare_by_their_fields() -> None:

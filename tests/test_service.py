@@ -11,8 +11,8 @@ from sidecar.calendar import LAST_INSTANT
 from sidecar.clock import Clock, ManualClock, SystemClock
 from sidecar.service import Service
 from sidecar.table import Table
-from sidecar.wire import BadFrame, Op, Outcome
-from tests.helpers import INT64_MAX, INT64_MIN, O, T, U, answer, call, fields, pack
+from sidecar.wire import BadFrame, Op, Outcome, frame, open_answer
+from tests.helpers import INT64_MAX, INT64_MIN, Nobody, O, T, U, answer, call, fields, pack
 
 ERROR = 2
 
@@ -170,6 +170,43 @@ def test_a_payload_that_is_no_pair_is_a_bad_frame(service: Service, op: Op, payl
     with pytest.raises(BadFrame) as caught:
         call(service, T, op, payload, request_id=5)
     assert caught.value.request_id == 5
+
+
+# --- Frames that come again
+
+
+def check_frame(request_id: int, key: str) -> bytes:
+    """A whole frame of one hit of a limit of 10."""
+    return frame(pack((1, request_id, int(Op.CHECK), (("n", key, 1, 10, 60_000),), None)))
+
+
+def ask(service: Service, data: bytes) -> tuple[bool, int]:
+    """Whether a frame was known, and what is left by its answer."""
+    again = service.answer_again(data, T, Nobody())
+    answered = again or service.answer(data[4:], T, Nobody())
+    assert answered
+    return again is not None, open_answer(answered[4:])[2][0][2]
+
+
+def test_what_is_asked_again_stays_known_whatever_else_comes(service: Service) -> None:
+    """Of many more frames than are remembered, those that keep coming are known; what is remembered is bounded."""
+    assert ask(service, check_frame(1, "kept")) == (False, 9)
+    for number in range(50_000):
+        ask(service, check_frame(1, f"account:{number}"))
+        if number % 10_000 == 0:
+            assert ask(service, check_frame(2, "kept")) == (True, 8 - number // 10_000)
+    assert len(service._known) + len(service._known_before) <= 2 * 16_384
+    assert ask(service, check_frame(1, "account:0")) == (False, 8)
+    assert ask(service, check_frame(1, "account:49999")) == (True, 8)
+
+
+def test_a_known_frame_with_a_wrong_id_is_not_answered(service: Service) -> None:
+    """An id of 0 is none, also before a request that is known in every other byte, now or from the memory before."""
+    for before in (False, True):
+        ask(service, check_frame(1, "k"))
+        if before:
+            service._known, service._known_before = {}, service._known
+        assert service.answer_again(check_frame(0, "k"), T, Nobody()) is None
 
 
 # --- PING, INFO and unknown operations

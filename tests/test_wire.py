@@ -16,9 +16,11 @@ from sidecar.wire import (
     Op,
     Outcome,
     Packer,
+    is_around_decided,
     open_answer,
     open_decided,
     open_request,
+    split_id,
     unpack,
 )
 from tests.helpers import INT64_MAX, pack
@@ -155,14 +157,17 @@ def test_a_decision_opens_quickly_as_it_opens_slowly(
     data = Packer(node).decided(number, verdict, owner)
     opened = open_decided(data)
     assert opened is not None
-    assert opened[:2] == (number, verdict)
+    assert (opened[0], *opened[2:]) == (number, *verdict[1:])
+    assert is_around_decided(opened[1], len(data))
     assert open_answer(data[4:])[2][0][:5] == verdict
-    other = open_decided(Packer(node + "x").decided(number, verdict, owner))
-    assert other is not None
-    assert other[2] != opened[2]
-    named = open_decided(Packer(node).decided(number, verdict, (owner or "") + "x"))
-    assert named is not None
-    assert named[2] != opened[2]
+    others = (
+        Packer(node + "x").decided(number, verdict, owner),
+        Packer(node).decided(number, verdict, (owner or "") + "x"),
+        Packer(node).decided(number, (1 - verdict[0], *verdict[1:]), owner),
+    )
+    for other in map(open_decided, others):
+        assert other is not None
+        assert other[1] != opened[1]
 
 
 @given(_VERDICTS, _OWNERS, st.integers(0, 70), st.integers(0, 255), st.integers(-3, 3))
@@ -175,9 +180,50 @@ def test_bytes_that_are_not_quite_a_decision_are_not_opened_as_one(
     data[min(place, len(data) - 1)] = byte
     data = data[:more] if more < 0 else data + bytes(more)
     opened = open_decided(bytes(data))
-    if opened is not None and opened[2] == open_decided(Packer("me").decided(7, verdict, owner))[2]:  # type: ignore[index]
+    if opened is not None and opened[1] == open_decided(Packer("me").decided(7, verdict, owner))[1]:  # type: ignore[index]
         number, outcome, payload, _ = open_answer(bytes(data[4:]))
-        assert (number, outcome, payload[0][:5]) == (opened[0], Outcome.ANSWERED, opened[1])
+        assert (number, outcome, payload[0][:5]) == (opened[0], Outcome.ANSWERED, (verdict[0], *opened[2:]))
+
+
+@given(_VERDICTS, _OWNERS, st.integers(0, 70), st.integers(0, 255))
+def test_what_stands_around_no_decision_is_told_from_what_does(
+    verdict: tuple[int, int, int, int, int], owner: str | None, place: int, byte: int
+) -> None:
+    """What is once decoded is remembered by what stands around its numbers only if these stand where they are looked
+    for: whatever byte is changed, a frame that passes and can be decoded has its numbers there."""
+    data = bytearray(Packer("me").decided(7, verdict, owner))
+    data[min(place, len(data) - 1)] = byte
+    opened = open_decided(bytes(data))
+    if opened is None or not is_around_decided(opened[1], len(data)):
+        return
+    try:
+        number, _, payload, _ = open_answer(bytes(data[4:]))
+    except BadFrame:
+        return
+    assert (number, *payload[0][1:5]) == (opened[0], *opened[2:])
+
+
+def test_a_shorter_form_is_not_taken_for_a_decision() -> None:
+    """An answer whose integers are short, with the marks of long ones where those would be, is decoded each time."""
+    sought = struct.pack(">BQBQBQB", 0, 1, 0xCF, 1, 0xCF, 1, 0xCF)
+    for status in (0, 1):
+        body = b"\x95\x01\xcf" + struct.pack(">Q", 7) + b"\x00\x91\x96" + bytes((status, 5, 5, 5, 5))
+        data = framed(body + b"\xd9\x50" + sought.rjust(0x50, b"\xcf") + b"\xa2me")
+        assert open_answer(data[4:])[2][0][:5] == (status, 5, 5, 5, 5)
+        opened = open_decided(data)
+        assert opened is None or not is_around_decided(opened[1], len(data))
+
+
+@given(st.integers(1, 2**32 - 1), st.text(min_size=1, max_size=300), st.integers(1, INT64_MAX))
+def test_a_request_of_packed_parts_is_that_request(number: int, key: str, budget: int) -> None:
+    """Joined from what is packed already, it says the same, and without its id has the same bytes."""
+    payload = (("n", key, 1, 10, 1000, 0, 0, 0, None),)
+    made = Packer.packed_request(number, Op.CHECK, pack(payload), pack(budget))
+    assert open_request(made[4:]) == (number, Op.CHECK, payload, budget, None)
+    usual = Packer().request(number, Op.CHECK, payload, budget)
+    if split_id(made)[0]:
+        assert split_id(made)[0] == number
+        assert split_id(made)[1][4:] == split_id(usual)[1][4:] or not split_id(usual)[0]
 
 
 def test_owners_that_are_kept_packed_are_bounded() -> None:
