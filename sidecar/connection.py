@@ -21,7 +21,7 @@ from weakref import WeakSet
 from msgpack import packb
 
 from sidecar.errors import DaemonTimeout, DaemonUnreachable, ProtocolError, RequestRefused
-from sidecar.wire import BadFrame, Frames, Outcome, Packer, is_around_decided, open_answer, open_decided
+from sidecar.wire import BadFrame, Frames, Outcome, Packer, open_answer
 
 _READ = 16_384
 _MAX_ANSWER = 64 << 20
@@ -31,8 +31,6 @@ _SLACK = 0.05
 re-arming costs a system call, which the usual call need not pay."""
 _LOOK_AGAIN = 0.05
 """Seconds after which a waiting thread looks by itself whether a place is free."""
-_MOST_AROUND = 1_000
-"""Owners whose decisions are known by what stands around them; more than most clusters have nodes."""
 _MOST_IDS = 0xFFFFFFFF
 """Ids are of 4 bytes at most, the form in which a daemon reads them fastest."""
 _FIRST_PAUSE = 0.1
@@ -47,8 +45,6 @@ class Connection:
         self._path = path
         self._slack = timeout * _SLACK
         self._frames = Frames(_MAX_ANSWER)
-        # What stands around a decision's numbers, and what that says: (status, its owner if another node, the node).
-        self._around: dict[bytes, tuple[int, str | None, str]] = {}
         self._pack = Packer().request
         self._request_id = 0
         self.used = False
@@ -110,40 +106,27 @@ class Connection:
 
     def _read(self, data: bytes) -> tuple[Any, str] | None:
         """The answer, if it is complete with these bytes; all of them are taken in either way."""
-        decided = None if self._frames.partial else open_decided(data)
-        if decided is not None:
-            request_id, around, limit, remaining, reset_time, retry_after = decided
-            known = self._around.get(around)
-            if known is not None and request_id == self._request_id:
-                status, owner, node = known
-                if owner is None:
-                    return ((status, limit, remaining, reset_time, retry_after),), node
-                return ((status, limit, remaining, reset_time, retry_after, owner),), node
         found = None
         try:
             for body in self._frames.feed(data):
                 request_id, outcome, payload, node = open_answer(body)
-                if outcome == Outcome.FATAL:
-                    raise _fatal(request_id, payload)
-                if request_id == 0:
-                    continue  # something the daemon says unasked; this release knows none of it
-                if request_id != self._request_id:
-                    raise ProtocolError(f"an answer to {request_id!r} came instead of {self._request_id}")
-                if outcome == Outcome.REFUSED:
-                    raise RequestRefused(payload)
-                found = payload, node
-                if decided is not None and is_around_decided(around, len(data)):
-                    self._remember(around, payload, node)
+                if outcome or request_id != self._request_id:
+                    self._refuse(request_id, outcome, payload)
+                else:
+                    found = payload, node
         except BadFrame as error:
             raise ProtocolError(f"the daemon at {self._path} sent a bad frame: {error.why}") from error
         return found
 
-    def _remember(self, around: bytes, payload: Any, node: str) -> None:
-        """Know what stood around a decision when it comes again."""
-        (answer,) = payload
-        if len(self._around) >= _MOST_AROUND:
-            self._around.clear()
-        self._around[around] = answer[0], (answer[5] if len(answer) > 5 else None), node
+    def _refuse(self, request_id: int, outcome: int, payload: Any) -> None:
+        """Raise what a frame says that is not the answer to the request; no more of one that came unasked."""
+        if outcome == Outcome.FATAL:
+            raise _fatal(request_id, payload)
+        if request_id == 0:
+            return  # this release knows of none
+        if request_id != self._request_id:
+            raise ProtocolError(f"an answer to {request_id!r} came instead of {self._request_id}")
+        raise RequestRefused(payload)
 
     def _arm(self, stream: socket.socket, left: float) -> None:
         """Have the socket wait for as long as the call may; raises DaemonTimeout when that is over."""

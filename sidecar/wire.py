@@ -39,15 +39,12 @@ _asked = _ASKED.pack
 _REQUEST_HEAD = bytes((0x95, VERSION, 0xCE))  # array of 5, the version, an id of 4 bytes
 _DECIDED = Struct(">I3sQ3sBBQBQBQBQ")
 _decided = _DECIDED.pack
-_open_decided = Struct(">7sQ5sQcQcQcQ").unpack_from  # of the same size, in as few parts as it can be read by
-_AROUND = Struct(">I3s3sBBB")
 _ANSWER_HEAD = b"\x95\x01\xcf"  # array of 5, version 1, an id of 8 bytes
 _ONE_DECISION = b"\x00\x91\x95"  # answered, array of 1, array of 5
 _ONE_OF_ANOTHER = b"\x00\x91\x96"  # the same, array of 6: with its owner
 _MOST_OWNERS = 10_000
 """Names of owners that are kept packed; more than any cluster has."""
 _WIDE = 0xCF  # an integer of 8 bytes
-_WIDE_BYTE = b"\xcf"
 _SHORT_ID, _MIDDLE_ID = Struct(">H").unpack_from, Struct(">I").unpack_from
 _ID_AT = _PREFIX + 2  # behind the length, the array's head and the version
 _REQUIRED = 5
@@ -115,10 +112,8 @@ class Frames:
 
     def feed(self, data: bytes) -> Iterable[bytes]:
         """The bodies that `data` completes, in order; iterating raises BadFrame at an impossible length."""
-        if not self.partial and len(data) >= _PREFIX and len(data) - _PREFIX <= self._max:
-            (length,) = _length_of(data)
-            if length == len(data) - _PREFIX:
-                return (data[_PREFIX:],)  # most reads are one whole frame
+        if not self.partial and 0 <= (size := len(data) - _PREFIX) <= self._max and _length_of(data)[0] == size:
+            return (data[_PREFIX:],)  # most reads are one whole frame
         return self._cut(data)
 
     def _cut(self, data: bytes) -> Iterator[bytes]:
@@ -314,34 +309,20 @@ def _six(value: Any) -> tuple[Any, ...]:
 
 def open_answer(body: bytes) -> tuple[int, int, Any, str]:
     """An answer frame's (id, outcome, payload, node); raises BadFrame."""
-    value = unpack(body)
-    if type(value) is tuple and len(value) == 5:
-        version, request_id, outcome, payload, node = value
+    try:
+        version, request_id, outcome, payload, node = unpackb(
+            body,
+            use_list=False,
+            unicode_errors="surrogateescape",
+            max_array_len=_MAX_ELEMENTS,
+            max_map_len=_MAX_ELEMENTS,
+            strict_map_key=False,
+        )
         if version == VERSION and type(request_id) is int and outcome in _OUTCOMES and type(node) is str:
             return request_id, outcome, payload, node
+    except _REFUSALS:
+        unpack(body)  # which says why, if it is no value at all
     raise BadFrame(f"not an answer of protocol version {VERSION}")
-
-
-def open_decided(data: bytes) -> tuple[int, bytes, int, int, int, int] | None:
-    """Of bytes that may be one whole frame as `Packer.decided` writes it: its id, what stands around its numbers, and
-    limit, remaining, reset_time and retry_after.  None for bytes that are no such frame.
-
-    What stands around is the same for all decisions of one status by one owner that come from one node; the numbers
-    count only once it has passed `is_around_decided`.
-    """
-    if len(data) <= _DECIDED.size:
-        return None
-    head, request_id, kind, limit, also, remaining, so, reset_time, too, retry_after = _open_decided(data)
-    if also == so == too == _WIDE_BYTE:
-        return request_id, head + kind + data[_DECIDED.size :], limit, remaining, reset_time, retry_after
-    return None
-
-
-def is_around_decided(around: bytes, size: int) -> bool:
-    """Whether this stands around the numbers of a decision, in a frame of `size` bytes."""
-    *before, kind, status, wide, _ = _AROUND.unpack_from(around.ljust(_AROUND.size))
-    usual = before == [size - _PREFIX, _ANSWER_HEAD] and kind in (_ONE_DECISION, _ONE_OF_ANOTHER)
-    return usual and status <= 1 and wide == _WIDE
 
 
 def filled(request: Any) -> tuple[tuple[Any, ...], int]:

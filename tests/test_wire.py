@@ -16,9 +16,7 @@ from sidecar.wire import (
     Op,
     Outcome,
     Packer,
-    is_around_decided,
     open_answer,
-    open_decided,
     open_request,
     split_id,
     unpack,
@@ -142,76 +140,6 @@ def test_what_is_no_decision_is_not_written_as_one(odd: object) -> None:
         verdict[place] = odd
         with pytest.raises(DoesNotFit):
             Packer("me").decided(7, tuple(verdict), "other")  # type: ignore[arg-type]
-
-
-_COUNT = st.integers(0, 2**64 - 1)
-_VERDICTS = st.tuples(st.integers(0, 1), _COUNT, _COUNT, _COUNT, _COUNT)
-_OWNERS = st.one_of(st.none(), st.text(max_size=40))
-
-
-@given(st.integers(1, 2**63 - 1), _VERDICTS, _OWNERS, st.text(max_size=40))
-def test_a_decision_opens_quickly_as_it_opens_slowly(
-    number: int, verdict: tuple[int, int, int, int, int], owner: str | None, node: str
-) -> None:
-    """What is read by its form alone is what decoding says, and what stands around it tells owners and nodes apart."""
-    data = Packer(node).decided(number, verdict, owner)
-    opened = open_decided(data)
-    assert opened is not None
-    assert (opened[0], *opened[2:]) == (number, *verdict[1:])
-    assert is_around_decided(opened[1], len(data))
-    assert open_answer(data[4:])[2][0][:5] == verdict
-    others = (
-        Packer(node + "x").decided(number, verdict, owner),
-        Packer(node).decided(number, verdict, (owner or "") + "x"),
-        Packer(node).decided(number, (1 - verdict[0], *verdict[1:]), owner),
-    )
-    for other in map(open_decided, others):
-        assert other is not None
-        assert other[1] != opened[1]
-
-
-@given(_VERDICTS, _OWNERS, st.integers(0, 70), st.integers(0, 255), st.integers(-3, 3))
-def test_bytes_that_are_not_quite_a_decision_are_not_opened_as_one(
-    verdict: tuple[int, int, int, int, int], owner: str | None, place: int, byte: int, more: int
-) -> None:
-    """One byte changed, some lost or added: what opens quickly all the same is a decision for the decoder too, with the
-    same values, unless what changed stands around it, which is compared with what the decoder has read before."""
-    data = bytearray(Packer("me").decided(7, verdict, owner))
-    data[min(place, len(data) - 1)] = byte
-    data = data[:more] if more < 0 else data + bytes(more)
-    opened = open_decided(bytes(data))
-    if opened is not None and opened[1] == open_decided(Packer("me").decided(7, verdict, owner))[1]:  # type: ignore[index]
-        number, outcome, payload, _ = open_answer(bytes(data[4:]))
-        assert (number, outcome, payload[0][:5]) == (opened[0], Outcome.ANSWERED, (verdict[0], *opened[2:]))
-
-
-@given(_VERDICTS, _OWNERS, st.integers(0, 70), st.integers(0, 255))
-def test_what_stands_around_no_decision_is_told_from_what_does(
-    verdict: tuple[int, int, int, int, int], owner: str | None, place: int, byte: int
-) -> None:
-    """What is once decoded is remembered by what stands around its numbers only if these stand where they are looked
-    for: whatever byte is changed, a frame that passes and can be decoded has its numbers there."""
-    data = bytearray(Packer("me").decided(7, verdict, owner))
-    data[min(place, len(data) - 1)] = byte
-    opened = open_decided(bytes(data))
-    if opened is None or not is_around_decided(opened[1], len(data)):
-        return
-    try:
-        number, _, payload, _ = open_answer(bytes(data[4:]))
-    except BadFrame:
-        return
-    assert (number, *payload[0][1:5]) == (opened[0], *opened[2:])
-
-
-def test_a_shorter_form_is_not_taken_for_a_decision() -> None:
-    """An answer whose integers are short, with the marks of long ones where those would be, is decoded each time."""
-    sought = struct.pack(">BQBQBQB", 0, 1, 0xCF, 1, 0xCF, 1, 0xCF)
-    for status in (0, 1):
-        body = b"\x95\x01\xcf" + struct.pack(">Q", 7) + b"\x00\x91\x96" + bytes((status, 5, 5, 5, 5))
-        data = framed(body + b"\xd9\x50" + sought.rjust(0x50, b"\xcf") + b"\xa2me")
-        assert open_answer(data[4:])[2][0][:5] == (status, 5, 5, 5, 5)
-        opened = open_decided(data)
-        assert opened is None or not is_around_decided(opened[1], len(data))
 
 
 @given(st.integers(1, 2**32 - 1), st.text(min_size=1, max_size=300), st.integers(1, INT64_MAX))
