@@ -29,6 +29,8 @@ MAX_MESSAGE = 64 << 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
+_TURNS = 2
+"""Turns of the loop that a batch of several still gathers: each reads what has come meanwhile."""
 _TIMED = 500
 """Batches whose round trips are remembered: the last ones."""
 _CHANNEL_OPTIONS = [
@@ -291,6 +293,10 @@ class PeerClient:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
+            if len(self._batcher) > 1 and not self._batcher.urgent:
+                # Whoever has just been answered asks again within moments: what has come by then goes along.
+                for _ in range(_TURNS):
+                    await asyncio.sleep(0)
             items = self._batcher.take() if not wait or self._gathered(wait) else []
             if not items:
                 self._wake.clear()
