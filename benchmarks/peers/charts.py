@@ -69,7 +69,7 @@ def _rate(records: Sequence[Record], folder: Path) -> Path | None:
         return None
     figure, axes = _canvas(len(scenes), 3.6)
     for axis, scene in zip(axes, scenes, strict=True):
-        _bars(axis, chosen(records, scene=scene), "rate", 1, "{:,.0f}", f"{TITLES[scene]}: decisions/s")
+        _bars(axis, chosen(records, scene=scene), "rate", 1, "{:,.0f}", f"{TITLES[scene]}:\ndecisions/s")
     return _save(figure, folder / "rate.png")
 
 
@@ -80,7 +80,7 @@ def _latency(records: Sequence[Record], folder: Path) -> Path | None:
     figure, axes = _canvas(3, 3.6)
     title = TITLES[held[0]["scene"]]
     for axis, (field, name) in zip(axes, (("p50", "p50"), ("p99", "p99"), ("p999", "p99.9")), strict=True):
-        _bars(axis, held, field, 1, "{:,.0f}", f"{title}: {name}, us")
+        _bars(axis, held, field, 1, "{:,.0f}", f"{title}:\n{name}, us")
     return _save(figure, folder / "latency.png")
 
 
@@ -123,6 +123,6 @@ def _millisecond(records: Sequence[Record], folder: Path) -> Path | None:
             axis.plot(rates, values, style, marker=".", color=_COLOURS[CONTENDERS[contender].system], label=title)
         axis.axhline(1_000, color="black", linewidth=0.5)
         axis.set(xscale="log", yscale="log", xlabel="calls a second, 8 workers", ylabel=f"{name} of a call, us")
-        axis.set_title(f"{TITLES[10]}: {name}", fontsize=9)
+        axis.set_title(f"{TITLES[10]}:\n{name}", fontsize=9)
         axis.legend(fontsize=7)
     return _save(figure, folder / "millisecond.png")
