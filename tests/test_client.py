@@ -266,6 +266,40 @@ def test_a_daemon_that_answers_byte_by_byte(path: str, fake: Fake) -> None:
     assert 0.15 < lasted(Client(path, timeout=0.2).ping, DaemonTimeout) < GENEROUS
 
 
+def test_a_slow_answer_takes_nothing_from_the_next_call(path: str, fake: Fake) -> None:
+    """A call that an answer in pieces has left little time is followed by one that has all of its own again."""
+
+    def serve(server: FakeServer, stream: socket.socket) -> None:
+        first = ping_answer(server.read_request(stream))
+        stream.sendall(first[:5])
+        time.sleep(0.3)
+        stream.sendall(first[5:])
+        second = ping_answer(server.read_request(stream))
+        time.sleep(0.3)
+        stream.sendall(second)
+        server.over.wait()
+
+    server = fake(serve)
+    with Client(path, timeout=0.5) as client:
+        assert [client.ping(), client.ping()] == ["fake", "fake"]
+        assert 0.45 < lasted(client.ping, DaemonTimeout) < GENEROUS
+    assert server.accepted == 1
+
+
+def test_a_hit_is_sent_in_the_same_bytes_each_time(path: str, fake: Fake) -> None:
+    """But for its id, which starts anew behind the last of four bytes: so a daemon knows it again."""
+    server = fake(answering(lambda request: packed(1, request[1], 0, [[0, 10, 9, 1, 0]], "fake")))
+    with Client(path, timeout=GENEROUS) as client:
+        client.hit(LIMIT, "a")
+        (connection,) = client._pools[os.getpid()]._idle
+        connection._request_id = 2**32 - 3
+        for _ in range(4):
+            client.hit(LIMIT, "a")
+    first, *others = server.requests
+    assert [request[1] for request in others] == [2**32 - 2, 2**32 - 1, 1, 2]
+    assert [request[2:] for request in others] == [[*first[2:4], 2000]] * 4
+
+
 def test_a_daemon_that_only_speaks_unasked(path: str, fake: Fake) -> None:
     """One total deadline holds although whole frames of id 0 keep coming."""
 
